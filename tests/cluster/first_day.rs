@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cuda_cluster::topology::{self, Topology};
+use cuda_cluster::topology::{self, ComputeMode, Topology};
 use serde_json::Value;
 
 use super::gpus::Machine;
@@ -309,4 +309,47 @@ fn doctor_ends_where_the_driver_does_not_answer() {
         assert_eq!(found["verdict"], "failed", "{found}");
         assert!(found["text"].as_str().is_some_and(|text| text.contains(words)), "{found}");
     }
+}
+
+#[test]
+fn compute_modes_are_heeded() {
+    let mut described = builtin("dgx-h100");
+    described.gpus[1].compute_mode = Some(ComputeMode::Prohibited);
+    described.gpus[2].compute_mode = Some(ComputeMode::ExclusiveProcess);
+    let Some(machine) = Machine::of(&described, "compute modes", "") else { return };
+    let up = machine.up(&["--n-workers", "7", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    assert!(up.stderr.contains("GPU 1: left out: its compute mode is PROHIBITED"), "{up}");
+    let used: Vec<Value> = seen(&machine).iter().map(|worker| worker["gpu"].clone()).collect();
+    assert_eq!(used.len(), 7, "{used:?}");
+    assert!(!used.contains(&Value::from(1)), "{used:?}");
+    machine.run(&["down", "dev"], &[]);
+    let up = machine.up(&["--gpus", "2", "--workers-per-gpu", "2"], &[]);
+    assert_ne!(up.code, 0, "{up}");
+    for words in ["EXCLUSIVE_PROCESS: of 2 workers the first gets it", "CUDA error 46"] {
+        assert!(up.stderr.contains(words), "{words}: {up}");
+    }
+    let named = machine.run(&["plan", "--gpus", "1", "--strict"], &[]);
+    assert_ne!(named.code, 0, "{named}");
+    machine.sandbox.assert_only_the_causes_are_left("dev");
+}
+
+#[test]
+fn each_worker_has_its_own_mig_instance() {
+    let Some(machine) = Machine::on("dgx-a100-mig", "MIG", "") else { return };
+    let found = finding(&machine, "cuda");
+    assert_ne!(found["verdict"], "failed", "{found}");
+    let up = machine.up(&["--n-workers", "3"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let workers = seen(&machine);
+    assert_eq!(workers.len(), 3, "{workers:#?}");
+    let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds", "1"]);
+    assert_eq!((code, pairs.len()), (0, 6), "{pairs:#?}");
+    for pair in &pairs {
+        assert_ne!(pair["expected"], "cuda_ipc", "{pair}");
+    }
+    let said = machine.run(&[&SMALL_TRANSPOSE[..], &["--check"]].concat(), &[]);
+    assert_eq!(said.code, 0, "{said}");
+    machine.run(&["down", "dev"], &[]);
+    machine.sandbox.assert_nothing_is_left();
 }

@@ -1,6 +1,6 @@
 //! CUDA C++ as tasks, on a stand-in for the driver: what kernels compute, and what they are given.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cuda_cluster::cluster::{Client, CudaParameter, CudaTask, Kernel, Remote, Scalar};
 
@@ -173,17 +173,56 @@ fn with_a_driver_that_cannot_tell_its_parameters_a_kernel_reads_zeros_and_nothin
     machine.down(1);
 }
 
-#[test]
-fn what_nvidias_compiler_says_reaches_the_client() {
-    let Some(machine) = Machine::new("NVRTC", "") else { return };
+/// The folder of NVIDIA's compiler; `None`, with a recorded skip, if it is not there.
+fn nvidias_compiler() -> Option<PathBuf> {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/lib");
     let pythons = std::fs::read_dir(&venv).into_iter().flatten().flatten();
     let folders = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/lib"));
-    let Some(nvrtc) = folders.into_iter().find(|folder| folder.join("libnvrtc.so.13").exists())
-    else {
+    let found = folders.into_iter().find(|folder| folder.join("libnvrtc.so.13").exists());
+    if found.is_none() {
         skip("ucx-cuda", "NVRTC: nvidia-cuda-nvrtc is not in .venv, see scripts/setup.sh --tests");
-        return;
+    }
+    found
+}
+
+#[test]
+fn pips_compiler_is_found_with_its_headers_in_the_active_environment() {
+    let Some(machine) = Machine::new("pip's NVRTC", "") else { return };
+    let Some(compiler) = nvidias_compiler() else { return };
+    // The loader finds none.
+    std::fs::remove_file(machine.root().join("lib/libnvrtc.so.13")).expect("it was there");
+    let environment = machine.root().join("environment");
+    let package = environment.join("lib/python3.11/site-packages/nvidia/cu13");
+    std::fs::create_dir_all(package.join("include")).expect("made");
+    std::os::unix::fs::symlink(compiler, package.join("lib")).expect("made");
+    std::fs::write(package.join("include/of_pip.h"), "#define VALUE 2.0f\n").expect("written");
+    let environment = environment.to_str().expect("a path in UTF-8");
+    let up = machine.up(&["--n-workers", "1"], &[("VIRTUAL_ENV", environment)]);
+    assert_eq!(up.code, 0, "{up}");
+    let client = machine.client();
+    let mut task = kernel("fill", vec![CudaParameter::Output(4096)]);
+    let source = |header: &str| {
+        format!(
+            "#include <{header}>\nextern \"C\" __global__ void fill(float *out) {{ *out = VALUE; }}"
+        )
     };
+    let mut said = |header: &str| {
+        task.kernel.source = source(header);
+        let failed = run_kernel(&client, "gpu0", &task, &[]).wait();
+        failed.expect_err("a stand-in runs no cubin").to_string()
+    };
+    let compiled = said("of_pip.h");
+    assert!(compiled.contains("cuModuleLoadData"), "{compiled}");
+    let missing = said("of_nobody.h");
+    assert!(missing.contains("cannot open source file \"of_nobody.h\""), "{missing}");
+    drop(client);
+    machine.down(1);
+}
+
+#[test]
+fn what_nvidias_compiler_says_reaches_the_client() {
+    let Some(machine) = Machine::new("NVRTC", "") else { return };
+    let Some(nvrtc) = nvidias_compiler() else { return };
     let environment = machine.fake.environment();
     let own = environment.iter().find(|(name, _)| *name == "LD_LIBRARY_PATH").expect("a driver");
     let path = format!("{}:{}", nvrtc.display(), own.1.display());

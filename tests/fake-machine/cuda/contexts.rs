@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::codes::{INVALID_CONTEXT, INVALID_VALUE};
+use crate::codes::{DEVICE_UNAVAILABLE, INVALID_CONTEXT, INVALID_VALUE};
 use crate::driver::{call, context_handle, stack, tell};
 
 /// `CUcontext`.
@@ -14,7 +14,10 @@ const SYNC_MEMOPS: c_uint = 0x80;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int {
     call("cuDevicePrimaryCtxRetain", |driver| {
-        let (at, _) = driver.device(device)?;
+        let (at, found) = driver.device(device)?;
+        if !found.may_be_used() {
+            return Err(DEVICE_UNAVAILABLE);
+        }
         {
             let known = &mut driver.lock().contexts[at];
             if known.retained == 0 {

@@ -23,11 +23,21 @@ pub struct Device {
     /// The GPUs that it has peer access to, by NVML's numbers; `None` for all.
     peers: Option<Vec<u32>>,
     is_mig: bool,
+    compute_mode: Option<String>,
     /// What all processes have of its memory.
     pub ledger: Arc<Ledger>,
 }
 
 impl Device {
+    /// Whether this process may have a context there.
+    pub fn may_be_used(&self) -> bool {
+        match self.compute_mode.as_deref() {
+            Some("prohibited") => false,
+            Some("exclusive_process") => self.ledger.claim(),
+            _ => true,
+        }
+    }
+
     /// Whether it can map another's memory, as `cuDeviceCanAccessPeer` says. MIG instances have no
     /// peers (NVIDIA's MIG user guide: no GPU to GPU P2P, either PCIe or NVLink).
     pub fn reaches(&self, other: &Device) -> bool {
@@ -45,22 +55,38 @@ pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
     let text = std::fs::read_to_string(&path).map_err(|_| NO_DEVICE)?;
     let machine: Machine = serde_json::from_str(&text).map_err(|_| NO_DEVICE)?;
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let named: Vec<(&Gpu, Option<usize>)> = match &visible {
-        None => machine.gpus.iter().map(|gpu| (gpu, None)).collect(),
+    let mut named: Vec<(&Gpu, Option<usize>)> = match &visible {
+        None => enumerated(&machine),
         Some(list) => {
             list.split(',').map(str::trim).map_while(|entry| named(&machine, entry)).collect()
         }
     };
+    // A process has one instance, and then no GPU (NVIDIA's MIG user guide, "Device enumeration").
+    if let Some(instance) = named.iter().find(|(_, slot)| slot.is_some()).copied() {
+        named = vec![instance];
+    }
     if named.is_empty() {
         return Err(NO_DEVICE);
     }
     named.into_iter().map(|(gpu, slot)| device(&path, gpu, slot, faults)).collect()
 }
 
+/// What CUDA counts where nothing is named: all GPUs that are not in MIG mode, or if there is an
+/// instance, the first one alone.
+fn enumerated(machine: &Machine) -> Vec<(&Gpu, Option<usize>)> {
+    match machine.gpus.iter().find(|gpu| !gpu.mig.is_empty()) {
+        Some(gpu) => vec![(gpu, Some(0))],
+        None => {
+            let whole = machine.gpus.iter().filter(|gpu| gpu.mig_mode != Some(true));
+            whole.map(|gpu| (gpu, None)).collect()
+        }
+    }
+}
+
 /// The GPU or MIG instance that an entry names.
 fn named<'a>(machine: &'a Machine, entry: &str) -> Option<(&'a Gpu, Option<usize>)> {
     if let Ok(position) = entry.parse::<usize>() {
-        return machine.gpus.get(position).map(|gpu| (gpu, None));
+        return enumerated(machine).get(position).copied();
     }
     if entry.is_empty() {
         return None;
@@ -95,6 +121,7 @@ fn device(path: &Path, gpu: &Gpu, slot: Option<usize>, faults: &Faults) -> Answe
         memory_bytes: memory - memory % 4096,
         peers: gpu.peers.clone(),
         is_mig: mig.is_some(),
+        compute_mode: gpu.compute_mode.clone(),
         ledger: Arc::new(ledger),
     })
 }

@@ -105,6 +105,16 @@ answer!(nvmlDeviceGetBAR1MemoryInfo, Memory, |target| {
     told(target.gpu().bar1_bytes).map(|total| Memory { total, free: total, used: 0 })
 });
 
+// `nvmlComputeMode_t`.
+answer!(nvmlDeviceGetComputeMode, c_uint, |target| {
+    told(target.gpu().compute_mode.as_deref()).and_then(|mode| match mode {
+        "default" => Ok(0),
+        "prohibited" => Ok(2),
+        "exclusive_process" => Ok(3),
+        _ => Err(Return::Unknown),
+    })
+});
+
 // Nothing computes here.
 answer!(nvmlDeviceGetUtilizationRates, Utilization, |_| Ok(Utilization { gpu: 0, memory: 0 }));
 

@@ -10,6 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+/// What stands for the whole GPU, beyond all memory.
+const OWNER: Range<usize> = 1 << 60..(1 << 60) + 1;
+
 pub struct Ledger {
     /// Has the locks of this process.
     own: File,
@@ -66,6 +69,11 @@ impl Ledger {
             }
         }
         Some(taken)
+    }
+
+    /// Takes the GPU for this process alone, until it ends; whether nobody else had.
+    pub fn claim(&self) -> bool {
+        control(&self.own, libc::F_OFD_SETLK, libc::F_WRLCK, &OWNER).is_some()
     }
 
     /// Gives back what was taken.

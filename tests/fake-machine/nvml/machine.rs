@@ -37,6 +37,8 @@ pub struct Gpu {
     #[serde(default)]
     pub mig: Vec<Mig>,
     pub mig_mode: Option<bool>,
+    /// `default`, `exclusive_process` or `prohibited`.
+    pub compute_mode: Option<String>,
     #[serde(default)]
     pub nvlinks: Vec<NvLink>,
     pub c2c: Option<ChipLinks>,

@@ -59,7 +59,7 @@ pub(super) struct Found {
 }
 
 /// Tries the GPUs of a machine; nothing where there are none. MIG instances are left out: CUDA
-/// shows a process one of them at most.
+/// shows a process one of them at most, and then no GPU, so the others are named.
 pub(super) fn cuda(topology: &Topology) -> Option<Found> {
     let whole = |gpu: &&Gpu| gpu.mig_mode != Some(true);
     let wanted =
@@ -68,7 +68,10 @@ pub(super) fn cuda(topology: &Topology) -> Option<Found> {
     let is_mig = topology.gpus.iter().any(|gpu| !gpu.mig.is_empty());
     topology.driver.as_ref().filter(|_| !gpus.is_empty())?;
     let limit = OPENING + EACH * u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let tried = match ask(&gpus, limit) {
+    let names: Option<Vec<&str>> =
+        gpus.iter().map(|gpu| gpu.uuid.as_ref().map(GpuUuid::as_str)).collect();
+    let mask = names.filter(|_| is_mig).map(|names| names.join(","));
+    let tried = match ask(&gpus, mask, limit) {
         Ok(tried) => tried,
         Err(error) => {
             let finding = Finding::warning(CHECK, format!("could not be tried: {error}"));
@@ -88,10 +91,11 @@ struct Tried {
     errors: String,
 }
 
-fn ask(gpus: &[Wanted], limit: Duration) -> std::io::Result<Tried> {
+fn ask(gpus: &[Wanted], mask: Option<String>, limit: Duration) -> std::io::Result<Tried> {
     let mut command = Command::new(own_program());
     // A mask of the caller's is not the workers'.
     command.arg(SUBCOMMAND).env_remove("CUDA_VISIBLE_DEVICES");
+    command.envs(mask.map(|mask| ("CUDA_VISIBLE_DEVICES", mask)));
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn()?;
     let (said, heard) = mpsc::channel();

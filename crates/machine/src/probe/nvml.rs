@@ -16,7 +16,9 @@ use super::nvml_library::{self, Absent, DriverFault, Libraries, Opened};
 use super::questions::Questions;
 use cuda_cluster_model::cpuset::{CpuSet, IdSet, NodeSet};
 use cuda_cluster_model::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
-use cuda_cluster_model::topology::{ComputeCapability, Gpu, LinkKind, MigInstance, Note, PcieLink};
+use cuda_cluster_model::topology::{
+    ComputeCapability, ComputeMode, Gpu, LinkKind, MigInstance, Note, PcieLink,
+};
 
 /// NVML's answers.
 #[derive(Debug, Default)]
@@ -111,6 +113,7 @@ fn device<'nvml>(
             Some(ComputeCapability { major: major.ok()?, minor: minor.ok()? })
         }),
         memory_numa: asked.may("memory's NUMA node", device.numa_node_id())?.map(NumaId),
+        compute_mode: asked.may("compute mode", device.compute_mode())?.map(compute_mode),
         mig,
         mig_mode,
         nvlinks: wires.links,
@@ -125,6 +128,16 @@ fn device<'nvml>(
     let remotes = wires.remotes;
     let pcie = pcie(&device);
     Ok((device, Seen { gpu, cpus, nodes, pcie, remotes }))
+}
+
+/// The mode of threads, which no driver has had since CUDA 8, is that of processes.
+fn compute_mode(mode: nvml_wrapper::enum_wrappers::device::ComputeMode) -> ComputeMode {
+    use nvml_wrapper::enum_wrappers::device::ComputeMode as Nvml;
+    match mode {
+        Nvml::Default => ComputeMode::Default,
+        Nvml::ExclusiveThread | Nvml::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+        Nvml::Prohibited => ComputeMode::Prohibited,
+    }
 }
 
 /// Room for 8192 CPUs, the kernel's largest `NR_CPUS`.

@@ -58,8 +58,14 @@ impl XidEvent {
             92 => "high single-bit ECC error rate",
             94 => "contained ECC error",
             95 => "uncontained ECC error",
+            109 => "context switch timeout",
             119 => "GSP RPC timeout",
             120 => "GSP error",
+            121 => "error of the link between the GPU and its CPU (C2C)",
+            137 => "NVLink privilege error, of an access to a peer's memory",
+            140 => "unrecovered ECC error",
+            144..=150 => "NVLink error (5th generation)",
+            154 => "the GPU needs a recovery action: see nvidia-smi -q",
             _ => "see NVIDIA's list of Xid errors",
         }
     }

@@ -12,7 +12,7 @@ use crate::ids::GpuIndex;
 use crate::spec::{
     ChooseBy, ChooseGpus, ClusterSpec, EngineKind, GpuName, GpuSelection, Treatment,
 };
-use crate::topology::{Device, Gpu, Note, Topology};
+use crate::topology::{ComputeMode, Device, Gpu, Note, Topology};
 
 /// Names the variable that masks and orders CUDA's devices.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -52,6 +52,7 @@ pub(super) fn select<'a>(
         leave_out_displays(spec, &mut selected, notes);
     }
     leave_out_busy(spec, &mut selected, notes);
+    heed_compute_modes(spec, &mut selected, named, notes);
     if selected.chosen.is_empty() {
         let rejected = selected.rejected.iter().map(|r| format!("{}: {}", r.what, r.why)).collect();
         return Err(PlanError::NoGpuLeft { present: topology.gpus.len(), rejected });
@@ -74,6 +75,39 @@ pub(super) fn select<'a>(
         start_first(topology, spec, &mut selected, start, notes)?;
     }
     Ok(selected)
+}
+
+/// Leaves out GPUs that no process may use, unless they are named; notes those that fewer may use
+/// than are to.
+fn heed_compute_modes(
+    spec: &ClusterSpec,
+    selected: &mut Selected<'_>,
+    named: bool,
+    notes: &mut Vec<Note>,
+) {
+    let each = spec.workers_per_gpu.unwrap_or(1);
+    let Selected { chosen, rejected, .. } = selected;
+    chosen.retain(|chosen| match chosen.gpu.compute_mode {
+        Some(ComputeMode::Prohibited) => {
+            let why = "its compute mode is PROHIBITED: no process may use it (nvidia-smi -c)";
+            let text = if named { why.to_owned() } else { format!("left out: {why}") };
+            notes.push(Note::new(gpu_label(chosen.gpu), text));
+            if !named {
+                let what = gpu_label(chosen.gpu);
+                rejected.push(Rejected { what, why: why.to_owned() });
+            }
+            named
+        }
+        Some(ComputeMode::ExclusiveProcess) if each > 1 => {
+            let text = format!(
+                "its compute mode is EXCLUSIVE_PROCESS: of {each} workers the first gets it \
+                 (nvidia-smi -c)"
+            );
+            notes.push(Note::new(gpu_label(chosen.gpu), text));
+            true
+        }
+        _ => true,
+    });
 }
 
 /// Puts the GPUs whose workers start with the cluster before those whose workers `scale` starts.

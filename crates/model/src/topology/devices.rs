@@ -45,6 +45,9 @@ pub struct Gpu {
     /// The NUMA node of its own memory, on machines where the kernel shows it (POWER9, Grace).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_numa: Option<NumaId>,
+    /// Which processes may use it (`nvidia-smi -c`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
     /// MIG instances; empty when MIG is off or there are none.
     #[serde(default)]
     pub mig: Vec<MigInstance>,
@@ -75,6 +78,18 @@ pub struct Gpu {
     /// Processes that use it, if the source could list them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<u32>,
+}
+
+/// Which processes may use a GPU (`nvmlComputeMode_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ComputeMode {
+    /// All.
+    Default,
+    /// One at a time.
+    ExclusiveProcess,
+    /// None.
+    Prohibited,
 }
 
 /// A part of a GPU with memory and engines of its own.

@@ -22,8 +22,8 @@ use crate::ids::{GpuIndex, NumaId};
 pub use catalogue::{builtin, builtin_names};
 use devices::NvLinkEnds;
 pub use devices::{
-    ChipLinks, ComputeCapability, Fabric, FabricFault, FabricState, Gpu, LinkLayer, MigInstance,
-    Nic, NicKind, NvLink, NvLinkPeer, PcieLink, Port, PortState,
+    ChipLinks, ComputeCapability, ComputeMode, Fabric, FabricFault, FabricState, Gpu, LinkLayer,
+    MigInstance, Nic, NicKind, NvLink, NvLinkPeer, PcieLink, Port, PortState,
 };
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Ancestry, Bridge, BridgeKind};
