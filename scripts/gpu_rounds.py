@@ -8,6 +8,7 @@ which NVML counts, of all processes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -75,10 +76,19 @@ class Rounds:
 
     def output(self, *words: str) -> str:
         process = self.command(*words)
-        out, err = process.communicate(timeout=600)
+        out, err = self.said(process)
         if process.returncode != 0:
             raise Failed(f"{' '.join(words)}: exit {process.returncode}\n{out[-2000:]}{err[-2000:]}")
         return out
+
+    @staticmethod
+    def said(process: subprocess.Popen[str]) -> tuple[str, str]:
+        try:
+            return process.communicate(timeout=900)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise Failed(f"{process.args}: no end within 15 minutes\n{out[-2000:]}{err[-2000:]}") from None
 
     def workers(self) -> list[dict]:
         return json.loads(self.output("ps", "dev", "-o", "json"))["workers"]
@@ -138,9 +148,10 @@ class Rounds:
         time.sleep(self.random.uniform(0.05, 0.6))
         victim = self.random.choice(self.workers())
         if merge.poll() is None and victim["pid"]:
-            os.kill(victim["pid"], signal.SIGKILL)
-            self.kills += 1
-        out, err = merge.communicate(timeout=600)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim["pid"], signal.SIGKILL)
+                self.kills += 1
+        out, err = self.said(merge)
         if merge.returncode != 0:
             raise Failed(
                 f"bench merge: exit {merge.returncode}, {victim['name']} killed\n{out[-2000:]}{err[-2000:]}"
@@ -171,7 +182,7 @@ class Rounds:
         verify = self.command(
             "verify", "dev", "--memory", "device", "--rounds", "1", "--budget", "50ms", "-o", "json", *one
         )
-        out, err = verify.communicate(timeout=900)
+        out, err = self.said(verify)
         # On a stand-in every link is slow.
         pairs = [pair for pair in json.loads(out)["pairs"] if not pair["verdict"].startswith(("ok", "slow"))]
         if pairs or verify.returncode != 0:
@@ -242,6 +253,8 @@ class Rounds:
             if pool["mapped_by_peers_bytes"] == 0 and pool["held_bytes"]:
                 raise Failed(f"gpu{at}: {pool['held_bytes']} bytes are kept, and nobody has them mapped")
         print(f"  counted and not told {mib(unexplained)} MiB")
+        if sum(counted) > sum(early) + self.gpus * 2 * UNSEEN:
+            raise Failed("an idle cluster keeps more at the end than after ten rounds")
 
 
 def main() -> int:

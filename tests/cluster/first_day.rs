@@ -326,7 +326,8 @@ fn compute_modes_are_heeded() {
     machine.run(&["down", "dev"], &[]);
     let up = machine.up(&["--gpus", "2", "--workers-per-gpu", "2"], &[]);
     assert_ne!(up.code, 0, "{up}");
-    for words in ["EXCLUSIVE_PROCESS: of 2 workers the first gets it", "CUDA error 46"] {
+    for words in ["EXCLUSIVE_PROCESS: without MPS, of 2 workers the first gets it", "CUDA error 46"]
+    {
         assert!(up.stderr.contains(words), "{words}: {up}");
     }
     let named = machine.run(&["plan", "--gpus", "1", "--strict"], &[]);

@@ -31,8 +31,11 @@ impl Ledger {
         };
         std::fs::create_dir_all(folder)?;
         may_all(folder, 0o1777);
-        let open =
-            || File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let options = || File::options().read(true).write(true).clone();
+        // Without making it first: in a sticky directory that fails for another user's file.
+        let open = || {
+            options().open(&path).or_else(|_| options().create(true).truncate(false).open(&path))
+        };
         let (own, all) = (open()?, open()?);
         may_all(&path, 0o666);
         Ok(Self { own, all })
@@ -59,13 +62,17 @@ impl Ledger {
             }
             for gap in gaps {
                 let part = gap.start..gap.end.min(gap.start + missing);
-                // Another process may have been faster; then it is looked again.
-                if !part.is_empty()
-                    && control(&self.own, libc::F_OFD_SETLK, libc::F_WRLCK, &part).is_some()
-                {
+                if part.is_empty() {
+                    continue;
+                }
+                if control(&self.own, libc::F_OFD_SETLK, libc::F_WRLCK, &part).is_some() {
                     missing -= part.len();
                     taken.push(part);
+                } else if io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock {
+                    self.give(&taken);
+                    return None;
                 }
+                // Else another process was faster, and it is looked again.
             }
         }
         Some(taken)

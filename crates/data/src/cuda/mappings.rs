@@ -10,7 +10,7 @@
 //!
 //! *Invariant:* what has ended, or was never exchanged with, has nothing mapped.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which way a piece goes. Without NVLink UCX lets the sender write, else the receiver read
 /// (`ENABLE_GET_ZCOPY`): only one of the two maps the other's memory, and nobody here knows which.
@@ -30,32 +30,45 @@ pub(super) type SlabNumber = u64;
 #[derive(Debug, Default)]
 struct Cache {
     bytes: u64,
-    /// With their lengths, the last used one last.
-    slabs: VecDeque<(SlabNumber, u64)>,
+    /// Slabs with their lengths, by the time of their last use.
+    by_use: BTreeMap<u64, (SlabNumber, u64)>,
+    last_use: BTreeMap<SlabNumber, u64>,
 }
 
 impl Cache {
-    /// Uses a slab. For a new one those go that were used the longest ago, so that no more is
-    /// mapped than a limit; but nothing that is read now.
+    /// Uses a slab. For a new one those go, and are returned, that were used the longest ago, so
+    /// that no more is mapped than a limit, or this one alone. `None` if it was there.
     fn uses(
         &mut self,
         slab: SlabNumber,
         bytes: u64,
         limit: Option<u64>,
-        is_read: impl Fn(u64) -> bool,
-    ) {
-        if let Some(at) = self.slabs.iter().position(|(other, _)| *other == slab) {
-            self.slabs.remove(at);
-        } else {
-            self.bytes += bytes;
-            let together = &mut self.bytes;
-            self.slabs.retain(|(other, length)| {
-                let goes = limit.is_some_and(|limit| *together > limit) && !is_read(*other);
-                *together -= if goes { *length } else { 0 };
-                !goes
-            });
+        now: u64,
+    ) -> Option<Vec<SlabNumber>> {
+        let before = self.last_use.insert(slab, now);
+        if let Some(before) = before {
+            self.by_use.remove(&before);
+            self.by_use.insert(now, (slab, bytes));
+            return None;
         }
-        self.slabs.push_back((slab, bytes));
+        self.bytes += bytes;
+        let mut gone = Vec::new();
+        while limit.is_some_and(|limit| self.bytes > limit)
+            && let Some((_, (oldest, length))) = self.by_use.pop_first()
+        {
+            self.last_use.remove(&oldest);
+            self.bytes -= length;
+            gone.push(oldest);
+        }
+        self.by_use.insert(now, (slab, bytes));
+        Some(gone)
+    }
+
+    /// Whether it had the slab.
+    fn forget(&mut self, slab: SlabNumber) -> bool {
+        let Some(at) = self.last_use.remove(&slab) else { return false };
+        self.bytes -= self.by_use.remove(&at).map_or(0, |(_, bytes)| bytes);
+        true
     }
 }
 
@@ -75,6 +88,10 @@ pub(super) struct Mappings {
     names: BTreeMap<u64, String>,
     /// For each way as if it were the one that UCX maps for.
     caches: BTreeMap<(u64, Way), Cache>,
+    /// How many caches have a slab.
+    mapped: BTreeMap<SlabNumber, usize>,
+    /// Counts exchanges.
+    now: u64,
     /// Who has ever got a piece of a slab or sent one to it, while it lives.
     ever: BTreeMap<SlabNumber, BTreeSet<u64>>,
     /// The last one last.
@@ -92,23 +109,32 @@ impl Mappings {
         self.names.insert(peer, name.to_owned());
     }
 
-    /// Records that a piece of a slab is sent to another process or received from it. `is_read`
-    /// tells which slabs are in use, so that a peer may be reading them.
-    pub(super) fn exchanged(
-        &mut self,
-        (slab, bytes): (SlabNumber, u64),
-        peer: u64,
-        way: Way,
-        is_read: impl Fn(SlabNumber) -> bool,
-    ) {
+    /// Records that a piece of a slab is sent to another process or received from it.
+    pub(super) fn exchanged(&mut self, (slab, bytes): (SlabNumber, u64), peer: u64, way: Way) {
         self.ever.entry(slab).or_default().insert(peer);
-        self.caches.entry((peer, way)).or_default().uses(slab, bytes, self.limit, is_read);
+        self.now += 1;
+        let cache = self.caches.entry((peer, way)).or_default();
+        let Some(gone) = cache.uses(slab, bytes, self.limit, self.now) else { return };
+        *self.mapped.entry(slab).or_default() += 1;
+        gone.into_iter().for_each(|slab| self.unmapped(slab));
+    }
+
+    fn unmapped(&mut self, slab: SlabNumber) {
+        if let Some(count) = self.mapped.get_mut(&slab) {
+            *count -= 1;
+            if *count == 0 {
+                self.mapped.remove(&slab);
+            }
+        }
     }
 
     /// Records that another process has ended, and its mappings with it.
     pub(super) fn lost(&mut self, peer: u64) {
         self.names.remove(&peer);
-        self.caches.retain(|(reader, _), _| *reader != peer);
+        for way in [Way::Sent, Way::Received] {
+            let cache = self.caches.remove(&(peer, way)).unwrap_or_default();
+            cache.last_use.into_keys().for_each(|slab| self.unmapped(slab));
+        }
         for readers in self.ever.values_mut() {
             readers.remove(&peer);
         }
@@ -120,6 +146,13 @@ impl Mappings {
 
     /// Records that a slab is given back to the driver.
     pub(super) fn freed(&mut self, slab: SlabNumber, bytes: u64) {
+        if self.limit.is_none() {
+            // It would stay for ever.
+            let had = self.caches.values_mut().filter_map(|cache| cache.forget(slab).then_some(()));
+            if had.count() > 0 {
+                self.mapped.remove(&slab);
+            }
+        }
         let readers = self.ever.remove(&slab).unwrap_or_default();
         if !readers.is_empty() {
             self.freed.push(Freed { bytes, readers });
@@ -145,13 +178,13 @@ impl Mappings {
 
     /// Whether a slab is probably mapped, so that its memory would not become free.
     pub(super) fn has(&self, slab: SlabNumber) -> bool {
-        self.caches.values().any(|cache| cache.slabs.iter().any(|(other, _)| *other == slab))
+        self.mapped.contains_key(&slab)
     }
 
     /// Bytes that are probably mapped, once for each peer.
     pub(super) fn bytes(&self) -> u64 {
         let slabs = self.caches.iter().flat_map(|((peer, _), cache)| {
-            cache.slabs.iter().map(move |(slab, bytes)| ((*peer, *slab), *bytes))
+            cache.by_use.values().map(move |(slab, bytes)| ((*peer, *slab), *bytes))
         });
         slabs.collect::<BTreeMap<_, _>>().into_values().sum()
     }
@@ -173,8 +206,6 @@ impl Mappings {
 mod tests {
     use super::*;
 
-    const NOBODY: fn(SlabNumber) -> bool = |_| false;
-
     fn with_limit(limit: u64) -> Mappings {
         Mappings { limit: Some(limit), ..Mappings::default() }
     }
@@ -182,27 +213,26 @@ mod tests {
     #[test]
     fn what_a_peer_used_the_longest_ago_it_unmaps_for_a_new_one() {
         let mut mappings = with_limit(8);
-        for slab in [0, 1, 0] {
-            mappings.exchanged((slab, 4), 7, Way::Sent, NOBODY);
+        for slab in [0, 1, 0, 2] {
+            mappings.exchanged((slab, 4), 7, Way::Sent);
         }
-        mappings.exchanged((2, 4), 7, Way::Sent, |slab| slab == 1);
-        assert_eq!([0, 1, 2].map(|slab| mappings.has(slab)), [false, true, true], "1 is read");
-        mappings.exchanged((3, 4), 7, Way::Sent, |slab| slab < 4);
-        assert_eq!(mappings.bytes(), 12, "all are read");
-        mappings.exchanged((1, 4), 7, Way::Sent, NOBODY);
-        assert_eq!(mappings.bytes(), 12, "nothing new, so nothing goes");
-        mappings.exchanged((4, 64), 7, Way::Sent, NOBODY);
-        assert_eq!(mappings.bytes(), 64, "one that is larger than the limit");
+        assert_eq!([0, 1, 2].map(|slab| mappings.has(slab)), [true, false, true]);
+        mappings.exchanged((1, 4), 8, Way::Sent);
+        assert!(mappings.has(1), "another peer has it");
+        mappings.exchanged((3, 64), 7, Way::Sent);
+        assert_eq!((mappings.bytes(), mappings.has(0)), (68, false), "one beyond the limit");
+        mappings.lost(8);
+        assert_eq!((mappings.bytes(), mappings.has(1)), (64, false));
     }
 
     #[test]
     fn each_peer_counts_once_whichever_way_and_goes_with_its_process() {
         let mut mappings = with_limit(8);
         for peer in [7, 8] {
-            mappings.exchanged((0, 4), peer, Way::Sent, NOBODY);
-            mappings.exchanged((0, 4), peer, Way::Received, NOBODY);
+            mappings.exchanged((0, 4), peer, Way::Sent);
+            mappings.exchanged((0, 4), peer, Way::Received);
         }
-        mappings.exchanged((1, 8), 7, Way::Sent, NOBODY);
+        mappings.exchanged((1, 8), 7, Way::Sent);
         assert_eq!(mappings.bytes(), 8 + 4 + 4, "as if UCX mapped for the other way, too");
         mappings.lost(7);
         assert_eq!(mappings.bytes(), 4);
@@ -214,7 +244,7 @@ mod tests {
         let mut mappings = with_limit(8);
         mappings.found(7, "gpu7");
         for slab in 0..4 {
-            mappings.exchanged((slab, 8), 7 + slab % 2, Way::Sent, NOBODY);
+            mappings.exchanged((slab, 8), 7 + slab % 2, Way::Sent);
             mappings.freed(slab, 8);
         }
         mappings.freed(9, 8);
@@ -230,5 +260,20 @@ mod tests {
         );
         mappings.at_most(0);
         assert_eq!(mappings.freed_bytes(), 0);
+    }
+
+    #[test]
+    fn without_a_limit_nothing_grows_for_ever() {
+        let mut mappings = Mappings::default();
+        for slab in 0..100 {
+            mappings.exchanged((slab, 8), 7, Way::Sent);
+            mappings.exchanged((slab, 8), 7, Way::Received);
+            mappings.freed(slab, 8);
+        }
+        assert_eq!((mappings.freed_bytes(), mappings.bytes()), (800, 0));
+        let cached: usize = mappings.caches.values().map(|cache| cache.last_use.len()).sum();
+        assert_eq!((cached, mappings.mapped.len(), mappings.ever.len()), (0, 0, 0));
+        mappings.at_most(8);
+        assert_eq!(mappings.freed.len(), 1);
     }
 }

@@ -51,6 +51,13 @@ pub struct MemoryInfo {
     pub free_bytes: u64,
 }
 
+impl MemoryInfo {
+    /// Memory that processes have.
+    fn in_use_bytes(self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes)
+    }
+}
+
 /// A device that provides memory.
 #[derive(Clone, Debug)]
 pub enum Device {

@@ -32,6 +32,9 @@ const SHARE: u64 = 64;
 /// ([`crate::memory::spare`]).
 const KEEP: Duration = Duration::from_secs(10);
 
+/// How many slabs of the usual length an idle pool gives back at once.
+const AT_ONCE: u64 = 8;
+
 /// One allocation of the driver.
 #[derive(Debug)]
 struct Slab {
@@ -211,9 +214,7 @@ impl Pool {
     /// Records that a piece is sent to another process or received from it, which maps its slab.
     pub(super) fn exchanged(&mut self, address: u64, with: u64, way: Way) {
         let Some((_, slab)) = self.slabs.range(..=address).next_back() else { return };
-        let is_read =
-            |number| self.slabs.values().any(|slab| slab.number == number && !slab.is_idle());
-        self.mappings.exchanged((slab.number, slab.bytes), with, way, is_read);
+        self.mappings.exchanged((slab.number, slab.bytes), with, way);
     }
 
     /// Returns a piece to the pool.
@@ -269,10 +270,14 @@ impl Pool {
             && self.slabs.values().any(|slab| !slab.initial && !self.mappings.has(slab.number))
     }
 
-    /// Removes the slabs, for the caller to free, that nobody has mapped, if nothing has been in
-    /// use for a while.
+    /// Removes slabs, for the caller to free, that nobody has mapped, if nothing has been in use
+    /// for a while: a few, because freeing takes time. Until there are none.
     pub(super) fn trim(&mut self, now: Instant) -> Vec<u64> {
-        if self.is_to_shrink(now) { self.release(u64::MAX, Release::Unmapped) } else { Vec::new() }
+        if self.is_to_shrink(now) {
+            self.release(self.slab * AT_ONCE, Release::Unmapped)
+        } else {
+            Vec::new()
+        }
     }
 
     /// Removes every slab that is completely free, at the end.

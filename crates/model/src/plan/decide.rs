@@ -289,11 +289,7 @@ impl<'a> Context<'a> {
             gpus: !chosen.is_empty(),
             all_mig: chosen.iter().all(|chosen| chosen.mig.is_some()),
             large_windows: large_windows(chosen),
-            between_peers: rates::between_peers(self.topology, chosen),
-            capabilities: chosen
-                .iter()
-                .filter_map(|chosen| Some(chosen.gpu.compute_capability?.major))
-                .collect(),
+            peers: rates::between_peers(self.topology, chosen),
             rails,
             rdma: !self.topology.nics.is_empty(),
             elastic: elastic.0,

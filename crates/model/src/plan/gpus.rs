@@ -77,8 +77,8 @@ pub(super) fn select<'a>(
     Ok(selected)
 }
 
-/// Leaves out GPUs that no process may use, unless they are named; notes those that fewer may use
-/// than are to.
+/// Leaves out GPUs that no process may use, unless they are named; tells of those that fewer may
+/// use than are to.
 fn heed_compute_modes(
     spec: &ClusterSpec,
     selected: &mut Selected<'_>,
@@ -86,24 +86,30 @@ fn heed_compute_modes(
     notes: &mut Vec<Note>,
 ) {
     let each = spec.workers_per_gpu.unwrap_or(1);
-    let Selected { chosen, rejected, .. } = selected;
+    let Selected { chosen, rejected, told, .. } = selected;
+    let mut tell = |note: Note| {
+        if !told.contains(&note) {
+            told.push(note);
+        }
+    };
     chosen.retain(|chosen| match chosen.gpu.compute_mode {
         Some(ComputeMode::Prohibited) => {
             let why = "its compute mode is PROHIBITED: no process may use it (nvidia-smi -c)";
-            let text = if named { why.to_owned() } else { format!("left out: {why}") };
-            notes.push(Note::new(gpu_label(chosen.gpu), text));
-            if !named {
-                let what = gpu_label(chosen.gpu);
+            let what = gpu_label(chosen.gpu);
+            if named {
+                notes.push(Note::new(what, why.to_owned()));
+            } else {
+                tell(Note::new(what.clone(), format!("left out: {why}")));
                 rejected.push(Rejected { what, why: why.to_owned() });
             }
             named
         }
         Some(ComputeMode::ExclusiveProcess) if each > 1 => {
             let text = format!(
-                "its compute mode is EXCLUSIVE_PROCESS: of {each} workers the first gets it \
-                 (nvidia-smi -c)"
+                "its compute mode is EXCLUSIVE_PROCESS: without MPS, of {each} workers the first \
+                 gets it (nvidia-smi -c)"
             );
-            notes.push(Note::new(gpu_label(chosen.gpu), text));
+            tell(Note::new(gpu_label(chosen.gpu), text));
             true
         }
         _ => true,

@@ -52,20 +52,29 @@ fn between_gpus(a: &Gpu, b: &Gpu, kind: LinkKind) -> f64 {
     }
 }
 
-/// The fastest link over which these GPUs may access each other's memory, in 10⁹ bytes per second;
-/// `None` if there is none.
-pub(super) fn between_peers(topology: &Topology, chosen: &[Chosen<'_>]) -> Option<f64> {
+/// A pair of GPUs that may access each other's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peers {
+    /// The majors of their compute capabilities, if known.
+    pub(super) majors: [Option<u32>; 2],
+    /// The bandwidth of the link between them, in 10⁹ bytes per second.
+    pub(super) gb_per_s: f64,
+}
+
+/// All such pairs among the chosen GPUs.
+pub(super) fn between_peers(topology: &Topology, chosen: &[Chosen<'_>]) -> Vec<Peers> {
     let links = topology.known_links();
     let whole = || chosen.iter().filter(|one| one.mig.is_none()).map(|one| one.gpu);
     let pairs = whole().flat_map(|a| whole().map(move |b| (a, b)));
     let peers = pairs.filter(|(a, b)| {
-        a.index != b.index && a.peers.as_ref().is_none_or(|peers| peers.contains(&b.index))
+        a.index < b.index && a.peers.as_ref().is_none_or(|peers| peers.contains(&b.index))
     });
     let rate = |(a, b): (&Gpu, &Gpu)| {
         let kind = links.between(Device::Gpu(a.index), Device::Gpu(b.index))?;
-        Some(between_gpus(a, b, kind))
+        let majors = [a, b].map(|gpu| gpu.compute_capability.map(|known| known.major));
+        Some(Peers { majors, gb_per_s: between_gpus(a, b, kind) })
     };
-    peers.filter_map(rate).max_by(f64::total_cmp)
+    peers.filter_map(rate).collect()
 }
 
 /// Usable bandwidth of one NVLink by the GPU's generation, in 10⁹ bytes per second; less where the

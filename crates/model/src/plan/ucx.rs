@@ -440,10 +440,12 @@ fn speed_of_peers(situation: &Situation<'_>, variables: &mut Variables) {
         10 => version.is_some_and(|version| version >= KNOWS_BLACKWELL_SINCE),
         _ => false,
     };
-    let Some(rate) = situation.between_peers.filter(|rate| *rate > 2.0 * UNKNOWN_GPU) else {
-        return;
-    };
-    if situation.capabilities.iter().any(|major| !is_known(*major)) {
+    // One figure serves all of a process's peers: that of the fastest link of such a GPU.
+    let rates = situation.peers.iter().filter(|peers| {
+        peers.majors.iter().any(|major| major.is_some_and(|major| !is_known(major)))
+    });
+    let rate = rates.map(|peers| peers.gb_per_s).max_by(f64::total_cmp);
+    if let Some(rate) = rate.filter(|rate| *rate > 2.0 * UNKNOWN_GPU) {
         let reason = format!(
             "UCX takes GPUs that it does not know for slow ones ({UNKNOWN_GPU} GB/s): these copy \
              about {rate:.0} GB/s between each other"

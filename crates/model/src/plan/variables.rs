@@ -5,10 +5,11 @@
 //! *Invariant:* every variable that is set here has a reason.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::context::CallerEnvironment;
 use super::form::Why;
+use super::rates::Peers;
 use crate::spec::{ClusterSpec, EngineKind, Origin};
 use crate::topology::Note;
 
@@ -35,10 +36,8 @@ pub(super) struct Situation<'a> {
     pub(super) all_mig: bool,
     /// Whether NICs reach all of each GPU's memory at once; `None` if the source does not tell.
     pub(super) large_windows: Option<bool>,
-    /// The fastest link over which the GPUs access each other's memory, in 10⁹ bytes per second.
-    pub(super) between_peers: Option<f64>,
-    /// The majors of the GPUs' compute capabilities.
-    pub(super) capabilities: BTreeSet<u32>,
+    /// The GPUs that access each other's memory.
+    pub(super) peers: Vec<Peers>,
     /// The largest number of NICs of one worker.
     pub(super) rails: usize,
     /// Whether the machine has RDMA adapters.

@@ -98,12 +98,16 @@ fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
             let narrowest = |one: Limit, other: Limit| {
                 if other.most < one.most { other } else { one }
             };
+            let [first, second] = ends.clone();
+            // A virtual machine's ports tell nothing of what they carry, so that only the ends
+            // decide what cannot be.
+            let most = narrowest(first, second).most;
             let path = ports.chain(ends).reduce(narrowest)?;
             // What the interconnect of CPUs leaves is less than most links; how much less, no
             // source tells.
             let between_nodes = matches!(kind, LinkKind::Node | LinkKind::Sys);
             let usual = if between_nodes { path.usual.min(HOST_USUAL) } else { path.usual };
-            Some(Limit { usual, ..path })
+            Some(Limit { usual, most, ..path })
         }
     }
 }
@@ -185,8 +189,9 @@ mod tests {
             width: Some(4),
             ..topology::PcieLink::default()
         });
-        assert_eq!(of(&machine, 0, 1).link, "PCIe 4.0 x4");
-        assert_eq!(of(&machine, 0, 1).most, Some(31.5 / 4.0));
+        let narrow = of(&machine, 0, 1);
+        assert_eq!((narrow.link.as_str(), narrow.most), ("PCIe 4.0 x4", Some(31.5)));
+        assert!(narrow.usual < 31.5 / 4.0, "{narrow:?}");
     }
 
     #[test]

@@ -251,7 +251,7 @@ impl DriverDevice {
             }
         }
         let memory = self.memory()?;
-        let used = pool.usage(memory.total_bytes - memory.free_bytes);
+        let used = pool.usage(memory.in_use_bytes());
         let free = memory.free_bytes.min(pool.room());
         Err(Error::OutOfMemory {
             device: self.name.clone(),
@@ -317,7 +317,7 @@ impl DriverDevice {
         // Before the device is asked: else the pool could grow meanwhile.
         let mut pool = self.locked();
         // A device that does not answer has a fault, and this process ends.
-        let in_use = self.memory().map_or(0, |memory| memory.total_bytes - memory.free_bytes);
+        let in_use = self.memory().map_or(0, |memory| memory.in_use_bytes());
         pool.usage(in_use)
     }
 
@@ -334,10 +334,17 @@ impl DriverDevice {
     }
 
     pub(super) fn trim_pool(&self) {
-        if self.make_current().is_ok() {
+        if self.make_current().is_err() {
+            return;
+        }
+        loop {
             let mut pool = self.locked();
+            let idle = pool.trim(Instant::now());
+            if idle.is_empty() {
+                return;
+            }
             // Under the lock: else a request could find the device full meanwhile.
-            self.free_slabs(pool.trim(Instant::now()));
+            self.free_slabs(idle);
         }
     }
 
