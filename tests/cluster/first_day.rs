@@ -7,16 +7,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cuda_cluster::topology::{self, ComputeMode, Topology};
+use cuda_cluster::topology::ComputeMode;
 use serde_json::Value;
 
-use super::gpus::Machine;
+use super::gpus::{Machine, described};
 use super::sandbox::{Said, eventually};
 use crate::skip::skip;
-
-fn builtin(name: &str) -> Topology {
-    topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
-}
 
 /// The finding of a check of `doctor`.
 fn finding(machine: &Machine, check: &str) -> Value {
@@ -29,7 +25,7 @@ fn finding(machine: &Machine, check: &str) -> Value {
 
 #[test]
 fn freed_memory_that_peers_have_mapped_does_not_fill_the_gpus() {
-    let mut described = builtin("dgx-h100");
+    let mut described = described("dgx-h100");
     described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = Some(1 << 30));
     let Some(machine) = Machine::of(&described, "freed memory", "") else { return };
     let up = machine.up(&["--n-workers", "4", "--enable-nvlink"], &[]);
@@ -128,7 +124,7 @@ fn the_oldest_and_the_newest_ucx_with_cuda_carry_device_memory() {
 
 #[test]
 fn without_peer_access_device_memory_is_not_copied_in_small_pieces() {
-    let mut described = builtin("rtx-4090-2");
+    let mut described = described("rtx-4090-2");
     described.gpus.iter_mut().for_each(|gpu| gpu.peers = Some(Vec::new()));
     let Some(machine) = Machine::of(&described, "no peer access", "") else { return };
     // UCX tells in the worker's log what it chooses.
@@ -163,7 +159,7 @@ fn protocols_of_large_data(log: &str) -> Vec<String> {
 
 /// A DGX H100 whose driver gives GPU 3 no peer access, though its NVLinks are up.
 fn with_a_refused_gpu(test: &str, state: &str) -> Option<Machine> {
-    let mut described = builtin("dgx-h100");
+    let mut described = described("dgx-h100");
     let all: Vec<_> = described.gpus.iter().map(|gpu| gpu.index).collect();
     for gpu in &mut described.gpus {
         let refused = |other: &_| gpu.index.0 == 3 || *other == all[3] || *other == gpu.index;
@@ -206,17 +202,12 @@ fn a_broken_nvlink_fabric_is_noted_refused_and_never_verified() {
 
 #[test]
 fn a_worker_whose_gpu_answers_every_call_with_an_error_is_ended_whatever_the_error() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let faults = folder.path().join("faults");
-    std::fs::write(&faults, "").expect("written");
-    let sticky = format!("sticky={}", faults.display());
-    let Some(machine) = Machine::new("faults of NVLink", &sticky) else { return };
+    let faulty = Machine::that_faults("dgx-h100", "faults of NVLink");
+    let Some((machine, faults)) = faulty else { return };
     let codes = [220, 226, 721, 810, 911, 999, 702];
     let up = machine.up(&["--n-workers", "7", "--enable-nvlink"], &[]);
     assert_eq!(up.code, 0, "{up}");
-    let lines: Vec<String> =
-        codes.iter().enumerate().map(|(gpu, code)| format!("{gpu} {code}\n")).collect();
-    std::fs::write(&faults, lines.concat()).expect("written");
+    faults.answer(&codes.into_iter().enumerate().collect::<Vec<_>>());
     eventually("each is back", Duration::from_secs(90), || {
         machine.sandbox.try_state("dev").is_some_and(|state| {
             let mut workers = state["workers"].as_array().into_iter().flatten();
@@ -313,7 +304,7 @@ fn doctor_ends_where_the_driver_does_not_answer() {
 
 #[test]
 fn compute_modes_are_heeded() {
-    let mut described = builtin("dgx-h100");
+    let mut described = described("dgx-h100");
     described.gpus[1].compute_mode = Some(ComputeMode::Prohibited);
     described.gpus[2].compute_mode = Some(ComputeMode::ExclusiveProcess);
     let Some(machine) = Machine::of(&described, "compute modes", "") else { return };

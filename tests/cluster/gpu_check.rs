@@ -3,19 +3,14 @@
 //!
 //! *Invariant:* a fault is found by the check that looks for it, and named.
 
-use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use cuda_cluster::ids::GpuIndex;
-use cuda_cluster::topology::{self, Topology};
+use cuda_cluster::topology::Topology;
 
-use super::gpus::Machine;
+use super::gpus::{Machine, described};
 use super::sandbox::Said;
-
-fn described(name: &str) -> Topology {
-    topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
-}
 
 impl Machine {
     /// What it says of this machine; `only` these checks.
@@ -126,11 +121,7 @@ fn refused_ipc_and_a_wrong_identity_are_found() {
 
 #[test]
 fn a_gpu_that_faults_in_the_middle_is_found() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let faults = folder.path().join("faults");
-    std::fs::write(&faults, "").expect("written");
-    let sticky = format!("sticky={}", faults.display());
-    let Some(machine) = Machine::on("rtx-4090-2", "a fault", &sticky) else { return };
+    let Some((machine, faults)) = Machine::that_faults("rtx-4090-2", "a fault") else { return };
     let check = "a long-lived cluster";
     let running = machine.sandbox.spawn_program(machine.gpu_check_command(check));
     let ready = || {
@@ -143,8 +134,7 @@ fn a_gpu_that_faults_in_the_middle_is_found() {
     super::sandbox::eventually("its cluster is READY", Duration::from_secs(60), || {
         ready().is_some()
     });
-    let mut file = std::fs::File::options().append(true).open(&faults).expect("there");
-    file.write_all(b"0 226\n").expect("written");
+    faults.answer(&[(0, 226)]);
     let said = running.wait();
     machine.assert_found(&said, check, &["was restarted: ", "CUDA error 226"]);
 }

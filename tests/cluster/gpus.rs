@@ -8,12 +8,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cuda_cluster::cluster::Client;
-use cuda_cluster::topology::Topology;
+use cuda_cluster::topology::{self, Topology};
 use serde_json::{Value, json};
 
 use crate::fake_machine::{FakeMachine, ucx};
 use crate::sandbox::{Said, Sandbox, eventually};
 use crate::skip::skip;
+
+/// A machine that is built in, to be described otherwise.
+pub(super) fn described(name: &str) -> Topology {
+    topology::parse(topology::builtin(name).expect("built in")).expect("a machine")
+}
 
 /// A machine whose CUDA driver misbehaves on request.
 pub(super) struct Machine {
@@ -21,6 +26,21 @@ pub(super) struct Machine {
     pub(super) fake: FakeMachine,
     libucp: PathBuf,
     folder: tempfile::TempDir,
+}
+
+/// What makes the GPUs of a machine fault.
+pub(super) struct Faults {
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Faults {
+    /// GPUs, by number, answer with these codes from now on.
+    pub(super) fn answer(&self, codes: &[(usize, i32)]) {
+        let lines: Vec<String> =
+            codes.iter().map(|(gpu, code)| format!("{gpu} {code}\n")).collect();
+        std::fs::write(&self.path, lines.concat()).expect("written");
+    }
 }
 
 impl Machine {
@@ -63,9 +83,16 @@ impl Machine {
     }
 
     pub(super) fn on(name: &str, test: &str, faults: &str) -> Option<Self> {
-        let machine = cuda_cluster::topology::builtin(name).expect("built in");
-        let machine = cuda_cluster::topology::parse(machine).expect("a machine");
-        Self::of(&machine, test, faults)
+        Self::of(&described(name), test, faults)
+    }
+
+    /// One whose GPUs fault when a line is appended to a file (`sticky`).
+    pub(super) fn that_faults(name: &str, test: &str) -> Option<(Self, Faults)> {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("faults");
+        std::fs::write(&path, "").expect("written");
+        let machine = Self::on(name, test, &format!("sticky={}", path.display()))?;
+        Some((machine, Faults { path, _folder: folder }))
     }
 
     /// The machine that is described.
@@ -301,11 +328,7 @@ fn a_small_gpu_does_its_work_slowly_and_does_not_hang() {
 
 #[test]
 fn a_gpu_that_has_faulted_ends_its_worker_and_the_work_goes_on() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let faults = folder.path().join("faults");
-    std::fs::write(&faults, "").expect("written");
-    let sticky = format!("sticky={}", faults.display());
-    let Some(machine) = Machine::new("a fault", &sticky) else { return };
+    let Some((machine, faults)) = Machine::that_faults("dgx-h100", "a fault") else { return };
     let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
     assert_eq!(up.code, 0, "{up}");
     let before = machine.worker("gpu1");
@@ -314,7 +337,7 @@ fn a_gpu_that_has_faulted_ends_its_worker_and_the_work_goes_on() {
     let mut command = machine.fake.command();
     command.args(bench).args(["--runs", "4"]).env("CUDA_CLUSTER_UCX", &machine.libucp);
     let running = machine.sandbox.spawn_program(command);
-    std::fs::write(&faults, "1 700\n").expect("written");
+    faults.answer(&[(1, 700)]);
     let said = running.wait();
     assert_eq!(said.code, 0, "the tasks ran again: {said}");
     eventually("the worker is back", Duration::from_secs(60), || {

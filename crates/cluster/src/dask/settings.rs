@@ -295,11 +295,14 @@ mod tests {
 
     const MEANS: Means = Means { dask_cuda: true, fork: true };
 
+    const UUIDS: [&str; 2] =
+        ["GPU-00000000-0000-4000-8000-00000000000a", "GPU-00000000-0000-4000-8000-00000000000b"];
+
     fn plan(spec: Value) -> (Plan, DaskPlan) {
         let topology = cuda_cluster_model::topology::Topology {
             gpus: serde_json::from_value(json!([
-                { "index": 0, "uuid": null, "name": "T", "pci": null, "memory_bytes": 1000 },
-                { "index": 1, "uuid": null, "name": "T", "pci": null, "memory_bytes": 1000 },
+                { "index": 0, "uuid": UUIDS[0], "name": "T", "pci": null, "memory_bytes": 1000 },
+                { "index": 1, "uuid": UUIDS[1], "name": "T", "pci": null, "memory_bytes": 1000 },
             ]))
             .expect("GPUs"),
             ..Default::default()
@@ -438,6 +441,7 @@ mod tests {
         let real = &workers(spec.clone())[0];
         assert_eq!(real["rmm"]["pool_bytes"], 500);
         assert_eq!((&real["cuda_context"], &real["cudf_spill"]), (&json!(true), &json!(0)));
+        assert_eq!(real["gpu_uuid"], UUIDS[0]);
         let mut simulated = spec;
         simulated["simulate"] = json!(true);
         let settings = &workers(simulated)[0];

@@ -64,11 +64,10 @@ impl Cache {
         Some(gone)
     }
 
-    /// Whether it had the slab.
-    fn forget(&mut self, slab: SlabNumber) -> bool {
-        let Some(at) = self.last_use.remove(&slab) else { return false };
-        self.bytes -= self.by_use.remove(&at).map_or(0, |(_, bytes)| bytes);
-        true
+    fn forget(&mut self, slab: SlabNumber) {
+        let at = self.last_use.remove(&slab);
+        let known = at.and_then(|at| self.by_use.remove(&at));
+        self.bytes -= known.map_or(0, |(_, bytes)| bytes);
     }
 }
 
@@ -148,10 +147,8 @@ impl Mappings {
     pub(super) fn freed(&mut self, slab: SlabNumber, bytes: u64) {
         if self.limit.is_none() {
             // It would stay for ever.
-            let had = self.caches.values_mut().filter_map(|cache| cache.forget(slab).then_some(()));
-            if had.count() > 0 {
-                self.mapped.remove(&slab);
-            }
+            self.caches.values_mut().for_each(|cache| cache.forget(slab));
+            self.mapped.remove(&slab);
         }
         let readers = self.ever.remove(&slab).unwrap_or_default();
         if !readers.is_empty() {
@@ -163,17 +160,11 @@ impl Mappings {
     /// besides the pool. What was freed first was unmapped first.
     pub(super) fn at_most(&mut self, bytes: u64) {
         let mut left = bytes;
-        let stays = |freed: &mut Freed| {
-            let stays = left > 0;
+        for freed in self.freed.iter_mut().rev() {
             freed.bytes = freed.bytes.min(left);
             left -= freed.bytes;
-            stays
-        };
-        let mut kept: Vec<Freed> = std::mem::take(&mut self.freed);
-        kept.reverse();
-        kept.retain_mut(stays);
-        kept.reverse();
-        self.freed = kept;
+        }
+        self.freed.retain(|freed| freed.bytes > 0);
     }
 
     /// Whether a slab is probably mapped, so that its memory would not become free.

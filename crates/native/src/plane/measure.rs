@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use super::transfer::{Arrival, Purpose};
-use cuda_cluster_data::cuda::{Device, Way};
+use super::transfer::{Arrival, Purpose, receive_from};
+use cuda_cluster_data::cuda::Device;
 use cuda_cluster_data::ucx::{Buffer, Payload};
 use cuda_cluster_wire::native::{Mapped, Measurement, Protocol, Quantity, Samples};
 use cuda_cluster_wire::peer::{Kind, Measure, Member, MemoryKind, PeerKey};
@@ -315,8 +315,7 @@ impl Measurements {
         }
         if receiving.measure.memory == MemoryKind::Device && !arrival.is_empty() {
             let buffer = receiving.free.pop()?;
-            buffer.exchanged_with(from.0, Way::Received);
-            let _ = arrival.receive(buffer, Purpose::Pinged { from, measurement: id });
+            let _ = receive_from(arrival, buffer, from, Purpose::Pinged { from, measurement: id });
             return None;
         }
         // The sender keeps the memory until it gets an answer.
@@ -348,8 +347,7 @@ impl Measurements {
     pub(super) fn echo(&mut self, id: u64, arrival: Arrival) -> bool {
         let landing = |sending: &mut Sending| Some((sending.landing.take()?, sending.to));
         let Some((buffer, from)) = self.sending.get_mut(&id).and_then(landing) else { return true };
-        buffer.exchanged_with(from.0, Way::Received);
-        let _ = arrival.receive(buffer, Purpose::Echoed { measurement: id });
+        let _ = receive_from(arrival, buffer, from, Purpose::Echoed { measurement: id });
         false
     }
 
@@ -437,8 +435,7 @@ fn memory(kind: MemoryKind, size: u64, device: Option<&Device>) -> Result<Buffer
 
 /// Receives a message of a stream into memory of its size.
 fn receive(arrival: Arrival, buffer: Box<Buffer>, from: PeerKey, measurement: u64) {
-    buffer.exchanged_with(from.0, Way::Received);
-    let _ = arrival.receive(buffer, Purpose::Received { from, measurement });
+    let _ = receive_from(arrival, buffer, from, Purpose::Received { from, measurement });
 }
 
 impl Sending {

@@ -110,6 +110,18 @@ pub(super) enum Purpose {
 
 pub(super) type Arrival = ucx::Arrival<Purpose>;
 
+/// Receives a peer's message into a buffer, which the peer may map if it is device memory.
+pub(super) fn receive_from(
+    arrival: Arrival,
+    buffer: impl Into<Box<Buffer>>,
+    from: PeerKey,
+    purpose: Purpose,
+) -> Result<(), ucx::Error> {
+    let buffer = buffer.into();
+    buffer.exchanged_with(from.0, Way::Received);
+    arrival.receive(buffer, purpose)
+}
+
 /// Bytes that are read at once for a checksum.
 const CHECKSUM_CHUNK: usize = 1 << 20;
 
@@ -312,9 +324,7 @@ impl Transfers {
         let Request { peer: peer_name, name, target, checked, reply, .. } = fetch.request;
         let started = match (proof(checked, checksum), self.room(target, length)) {
             (Ok(checksum), Ok(buffer)) => {
-                buffer.exchanged_with(peer.0, Way::Received);
-                arrival
-                    .receive(buffer, Purpose::Object { request: id })
+                receive_from(arrival, buffer, peer, Purpose::Object { request: id })
                     .map(|()| checksum)
                     .map_err(|_| TransferError::Memory { bytes: length, source: None })
             }
