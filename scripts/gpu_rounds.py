@@ -206,6 +206,10 @@ def main() -> int:
     )
     options.add_argument("binary", type=Path)
     given = options.parse_args()
+    if given.rounds < 1 or given.whole_every < 1:
+        options.error("--rounds and --whole-every count from 1")
+    if not os.access(given.binary, os.X_OK):
+        options.error(f"there is no program at {given.binary}: cargo build --release")
     for gpus in given.gpus or sorted(GPU_BYTES):
         begun = time.monotonic()
         print(

@@ -99,10 +99,16 @@ else
     wheels=target/wheels
     arguments=(--target "$target" --compatibility "manylinux_${glibc/./_}" --auditwheel check)
     # The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
-    # UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows.
+    # UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows. UCX is
+    # opened at run time; the empty archives that scripts/ucx-install.sh leaves instead of it, zig does
+    # not take where it is asked for shared libraries.
     zigcc=$work/zigcc
     cat >"$zigcc" <<END
 #!/bin/sh
+for word do
+    shift
+    case \$word in -luc[mstp]) ;; *) set -- "\$@" "\$word" ;; esac
+done
 export CARGO_ZIGBUILD_ZIG_VERSION=$zig CARGO_ZIGBUILD_ZIG_COMMAND=$tools/bin/python
 export CARGO_ZIGBUILD_ZIG_COMMAND_ARGS='-m ziglang'
 export ZIG_GLOBAL_CACHE_DIR=$work/zig ZIG_LOCAL_CACHE_DIR=$work/zig

@@ -94,7 +94,8 @@ fn heed_compute_modes(
     };
     chosen.retain(|chosen| match chosen.gpu.compute_mode {
         Some(ComputeMode::Prohibited) => {
-            let why = "its compute mode is PROHIBITED: no process may use it (nvidia-smi -c)";
+            let why =
+                "its compute mode is PROHIBITED: no process may use it (nvidia-smi -c DEFAULT)";
             let what = gpu_label(chosen.gpu);
             if named {
                 notes.push(Note::new(what, why.to_owned()));
@@ -107,7 +108,7 @@ fn heed_compute_modes(
         Some(ComputeMode::ExclusiveProcess) if each > 1 => {
             let text = format!(
                 "its compute mode is EXCLUSIVE_PROCESS: without MPS, of {each} workers the first \
-                 gets it (nvidia-smi -c)"
+                 gets it (nvidia-smi -c DEFAULT)"
             );
             tell(Note::new(gpu_label(chosen.gpu), text));
             true
