@@ -1,5 +1,6 @@
-//! A machine that is not there, made from a topology: NVML, sysfs, procfs and hwloc's XML; on
-//! request also the CUDA driver, so that UCX moves device memory between real processes.
+//! A machine that is not there, made from a topology: NVML with healthy GPUs, sysfs, procfs and
+//! hwloc's XML; on request also the CUDA driver, so that UCX moves device memory between real
+//! processes.
 //!
 //! The live probe, unchanged and in a process of its own, sees it through environment variables.
 //! Nothing outside the given directory is written.
@@ -9,6 +10,7 @@
 // Every test uses its own part.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
+mod health;
 mod hwloc;
 mod procfs;
 pub mod random;
@@ -39,6 +41,7 @@ impl FakeMachine {
         procfs::write(machine, &root.join("proc"))?;
         std::fs::write(root.join("hwloc.xml"), hwloc::xml(machine))?;
         std::fs::write(root.join("nvml.json"), serde_json::to_string(machine)?)?;
+        health::write(machine, root)?;
         Ok(Self { root: root.to_owned(), faults: String::new(), driver: None })
     }
 
@@ -107,6 +110,13 @@ impl FakeMachine {
     /// Lets NVML describe another machine than sysfs and hwloc.
     pub fn with_nvml_of(self, machine: &Topology) -> io::Result<Self> {
         std::fs::write(self.root.join("nvml.json"), serde_json::to_string(machine)?)?;
+        Ok(self)
+    }
+
+    /// Changes what NVML tells of one GPU's health, or of the machine's; `nvml/health.rs` has the
+    /// keys. Objects are merged, and `null` takes a fact away.
+    pub fn with_health(self, gpu: Option<u32>, facts: serde_json::Value) -> io::Result<Self> {
+        health::merge(&self.root, gpu, facts)?;
         Ok(self)
     }
 

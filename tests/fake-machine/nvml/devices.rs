@@ -226,12 +226,14 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     current: *mut c_uint,
     pending: *mut c_uint,
 ) -> Return {
-    device("nvmlDeviceGetMigMode", at, |_, target| {
-        let mode = c_uint::from(told(target.gpu().mig_mode)?);
+    device("nvmlDeviceGetMigMode", at, |fake, target| {
+        let mode = told(target.gpu().mig_mode)?;
+        let health = fake.health.gpu(target.gpu().index);
+        let next = health.and_then(|health| health.mig_pending).unwrap_or(mode);
         // SAFETY: see above.
         unsafe {
-            current.write(mode);
-            pending.write(mode);
+            current.write(mode.into());
+            pending.write(next.into());
         }
         Ok(())
     })
@@ -347,8 +349,10 @@ unsafe fn processes(
     count: *mut c_uint,
     room: *mut ProcessInfo,
 ) -> Return {
-    device(function, at, |_, target| {
+    device(function, at, |fake, target| {
         let ids = &target.gpu().processes;
+        let health = fake.health.gpu(target.gpu().index);
+        let bytes = health.and_then(|health| health.process_bytes).unwrap_or(1 << 30);
         // SAFETY: see above.
         let size = unsafe { count.replace(c_uint::try_from(ids.len()).unwrap_or(c_uint::MAX)) };
         if ids.len() > usize::try_from(size).unwrap_or(0) {
@@ -357,7 +361,7 @@ unsafe fn processes(
         for (at, pid) in ids.iter().enumerate() {
             let info = ProcessInfo {
                 pid: *pid,
-                usedGpuMemory: 1 << 30,
+                usedGpuMemory: bytes,
                 gpuInstanceId: c_uint::MAX,
                 computeInstanceId: c_uint::MAX,
             };

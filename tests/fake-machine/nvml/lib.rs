@@ -2,9 +2,10 @@
 //!
 //! Does not use the project's code, so that the two cannot be wrong together. Follows `nvml.h` of
 //! the CUDA toolkit. The description is the JSON that `topo -o json` prints, in the file that
-//! `CUDA_CLUSTER_FAKE_NVML` names; `CUDA_CLUSTER_FAKE_FAULTS` says how to misbehave (see `faults`).
+//! `CUDA_CLUSTER_FAKE_NVML` names; `health.json` beside it says how the GPUs are (see `health`), and
+//! `CUDA_CLUSTER_FAKE_FAULTS` how to misbehave (see `faults`).
 //!
-//! *Invariant:* what the description does not tell is answered with `NVML_ERROR_NOT_SUPPORTED`.
+//! *Invariant:* what description and health don't tell is answered with `NVML_ERROR_NOT_SUPPORTED`.
 
 #![allow(unsafe_code)]
 // The names are NVML's, and `nvml.h` documents them.
@@ -15,21 +16,25 @@ mod devices;
 mod events;
 mod fabric;
 mod faults;
+mod health;
 #[allow(dead_code, reason = "only the driver takes memory")]
 mod ledger;
 mod links;
 mod machine;
 
 use std::ffi::{c_char, c_int, c_uint};
+use std::path::Path;
 use std::sync::OnceLock;
 
 use abi::{Answer, Return, text};
 use faults::Faults;
+use health::Health;
 use machine::{Gpu, Machine, Mig};
 
-/// The machine and the faults, read by the first initialisation.
+/// The machine, its health and the faults, read by the first initialisation.
 struct Fake {
     machine: Machine,
+    health: Health,
     faults: Faults,
 }
 
@@ -37,10 +42,11 @@ static FAKE: OnceLock<Result<Fake, Return>> = OnceLock::new();
 
 fn read() -> Result<Fake, Return> {
     let path = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").ok_or(Return::DriverNotLoaded)?;
-    let text = std::fs::read_to_string(path).map_err(|_| Return::DriverNotLoaded)?;
+    let text = std::fs::read_to_string(&path).map_err(|_| Return::DriverNotLoaded)?;
     let machine = serde_json::from_str(&text).map_err(|_| Return::Unknown)?;
+    let health = Health::beside(Path::new(&path))?;
     let faults = std::env::var("CUDA_CLUSTER_FAKE_FAULTS").unwrap_or_default();
-    Ok(Fake { machine, faults: faults.parse().map_err(|()| Return::Unknown)? })
+    Ok(Fake { machine, health, faults: faults.parse().map_err(|()| Return::Unknown)? })
 }
 
 fn fake() -> Answer<&'static Fake> {

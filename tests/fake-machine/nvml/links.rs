@@ -154,11 +154,12 @@ const SPEED_OF_SCOPE: c_uint = 164;
 const C2C_COUNT: c_uint = 170;
 const C2C_STATUS: c_uint = 171;
 const C2C_SPEED: c_uint = 172;
-/// NVLinks' bytes in KiB, sent and received; PCIe's bytes.
+/// NVLinks' bytes in KiB, sent and received; PCIe's bytes; what a GPU needs to recover.
 const NVLINK_SENT: c_uint = 138;
 const NVLINK_RECEIVED: c_uint = 139;
 const PCIE_SENT: c_uint = 197;
 const PCIE_RECEIVED: c_uint = 198;
+const RECOVERY_ACTION: c_uint = 230;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
@@ -175,7 +176,11 @@ pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
         let values = unsafe { std::slice::from_raw_parts_mut(values, count) };
         for value in values {
             let scoped = fake.faults.call("NVML_FI_DEV_NVLINK_GET_SPEED").is_ok();
-            match field(target.gpu(), value.fieldId, value.scopeId, scoped) {
+            let number = match value.fieldId {
+                RECOVERY_ACTION => recovery_action(fake, target),
+                _ => field(target.gpu(), value.fieldId, value.scopeId, scoped),
+            };
+            match number {
                 Some(number) => {
                     // `NVML_VALUE_TYPE_UNSIGNED_INT`, `NVML_VALUE_TYPE_UNSIGNED_LONG_LONG`
                     value.valueType = if number > u64::from(u32::MAX) { 3 } else { 1 };
@@ -210,6 +215,12 @@ fn field(gpu: &Gpu, field: c_uint, scope: c_uint, scoped_speeds: bool) -> Option
         PCIE_SENT | PCIE_RECEIVED => Some(moved(1 << 30)),
         _ => None,
     }
+}
+
+/// `nvmlDeviceGpuRecoveryAction_t`. MIG instances are not reset on their own.
+fn recovery_action(fake: &Fake, target: Target) -> Option<u64> {
+    let Target::Gpu(gpu) = target else { return None };
+    fake.health.gpu(gpu.index)?.recovery_action.map(u64::from)
 }
 
 /// A counter that grows by so much a second.
