@@ -111,7 +111,7 @@
 #[doc(inline)]
 pub use cuda_cluster_cluster as cluster;
 #[doc(inline)]
-pub use cuda_cluster_model::{cpuset, ids, plan, spec, text, topology, units};
+pub use cuda_cluster_model::{cpuset, ids, plan, preflight, spec, text, topology, units};
 pub mod guide;
 
 // For the binary and the tests of this package alone.

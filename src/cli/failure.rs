@@ -72,6 +72,11 @@ impl Failure {
         Self { exit, error, hint: exhausted.map(Exhausted::hint) }
     }
 
+    /// The error with its causes, in a line.
+    pub(crate) fn one_line(&self) -> String {
+        format!("{:#}", self.error)
+    }
+
     /// Adds what to do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -15,6 +15,7 @@ mod hwloc;
 mod procfs;
 pub mod random;
 mod sysfs;
+mod system;
 pub mod ucx;
 
 use std::ffi::OsString;
@@ -39,6 +40,7 @@ impl FakeMachine {
     pub fn write(machine: &Topology, root: &Path) -> io::Result<Self> {
         sysfs::write(machine, &root.join("sys"))?;
         procfs::write(machine, &root.join("proc"))?;
+        system::write(machine, root)?;
         std::fs::write(root.join("hwloc.xml"), hwloc::xml(machine))?;
         std::fs::write(root.join("nvml.json"), serde_json::to_string(machine)?)?;
         health::write(machine, root)?;
@@ -107,6 +109,11 @@ impl FakeMachine {
         entry.canonicalize().expect(address)
     }
 
+    /// Writes a file of the machine, for tests that spoil it: `proc/uptime`.
+    pub fn file(&self, path: &str, text: &str) -> io::Result<()> {
+        system::file(&self.root, path, text)
+    }
+
     /// Lets NVML describe another machine than sysfs and hwloc.
     pub fn with_nvml_of(self, machine: &Topology) -> io::Result<Self> {
         std::fs::write(self.root.join("nvml.json"), serde_json::to_string(machine)?)?;
@@ -129,6 +136,8 @@ impl FakeMachine {
             ("CUDA_CLUSTER_FAKE_FAULTS", OsString::from(&self.faults)),
             ("CUDA_CLUSTER_SYSFS", file("sys")),
             ("CUDA_CLUSTER_PROCFS", file("proc")),
+            ("CUDA_CLUSTER_DEV", file("dev")),
+            ("CUDA_CLUSTER_ETC", file("etc")),
             ("HWLOC_XMLFILE", file("hwloc.xml")),
         ];
         if let Some(faults) = &self.driver {

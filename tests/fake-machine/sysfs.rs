@@ -245,7 +245,8 @@ fn link_files(path: &Path, link: Option<PcieLink>) -> io::Result<()> {
     Ok(())
 }
 
-/// A configuration space with a power management and a PCI Express capability.
+/// A configuration space with a power management and a PCI Express capability, and with access
+/// control that redirects nothing.
 fn config(kind: BridgeKind) -> Vec<u8> {
     let port_type: u8 = match kind {
         BridgeKind::RootPort => 4,
@@ -253,9 +254,10 @@ fn config(kind: BridgeKind) -> Vec<u8> {
         BridgeKind::SwitchDown => 6,
         BridgeKind::Host | BridgeKind::Bridge => 7,
     };
-    let mut config = vec![0; 256];
+    let mut config = vec![0; 4096];
     config[0x34] = 0x40;
     config[0x40..0x42].copy_from_slice(&[0x01, 0x60]);
     config[0x60..0x63].copy_from_slice(&[0x10, 0x00, 0x02 | (port_type << 4)]);
+    config[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
     config
 }

@@ -6,12 +6,13 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use serde::{Deserialize, Serialize};
 
 use super::paths::{self, PathError};
-use cuda_cluster_machine::probe::{self, NoLibucp, ProbeError, check_libucp};
+use cuda_cluster_machine::probe::{self, Examined, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
     CallerEnvironment, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths,
     plan,
 };
+use cuda_cluster_model::preflight::{self, Finding};
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
 
@@ -30,6 +31,9 @@ pub struct Prepared {
     pub to_completion: bool,
     /// Whether READY waits until the starter has verified the cluster.
     pub to_be_verified: bool,
+    /// What preflight has found, for a plan of this machine.
+    #[serde(default)]
+    pub preflight: Vec<Finding>,
 }
 
 impl Prepared {
@@ -42,6 +46,7 @@ impl Prepared {
             notes: Vec::new(),
             to_completion: false,
             to_be_verified: false,
+            preflight: Vec::new(),
         }
     }
 
@@ -123,12 +128,13 @@ impl PrepareError {
 /// If this machine can't be probed, there is no plan, its GPUs are elsewhere and not to be
 /// simulated, or something that it names does not exist here.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
-    let live = look()?;
     let caller = probe::caller();
+    let examined = examine(&caller)?;
+    let live = &examined.topology;
     check_interface(request, &caller)?;
-    let decided = plan(machine.unwrap_or(&live), request, &caller)?;
-    let prepared = fit(decided, &live, machine.is_none())?;
-    Ok(Prepared { machine: Some(machine.cloned().unwrap_or(live)), ..prepared })
+    let decided = plan(machine.unwrap_or(live), request, &caller)?;
+    let prepared = fit(decided, &examined, machine.is_none())?;
+    Ok(Prepared { machine: Some(machine.unwrap_or(live).clone()), ..prepared })
 }
 
 /// Checks that a requested network interface exists on this machine, where the processes will run.
@@ -159,8 +165,9 @@ fn list(names: &[String]) -> String {
 /// elsewhere and not to be simulated, or the named libucp does not exist.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     decided.check()?;
-    let live = look()?;
-    let prepared = fit(decided, &live, false)?;
+    let examined = examine(&probe::caller())?;
+    let prepared = fit(decided, &examined, false)?;
+    let live = examined.topology;
     // A plan for another machine has its name, which may be that of a built-in one.
     let machine = match prepared.plan.machine.simulated {
         true => prepared.plan.machine.name.as_deref().and_then(builtin),
@@ -171,16 +178,24 @@ pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     Ok(Prepared { machine, ..prepared })
 }
 
-fn look() -> Result<Topology, ProbeError> {
-    let probed = probe::Options::from_environment().and_then(|options| probe::probe(&options));
-    probed.map(|probed| probed.topology)
+/// Looks at this machine, in the time that probing takes.
+///
+/// # Errors
+/// If there is an NVIDIA driver that does not work.
+pub fn examine(caller: &CallerEnvironment) -> Result<Examined, ProbeError> {
+    let mut examined = probe::Options::from_environment().and_then(|it| probe::examine(&it))?;
+    let with_cuda = caller.ucx_libraries.iter().flatten().find(|library| library.cuda);
+    examined.evidence.driver.ucx = with_cuda.map(|library| library.whose.clone());
+    Ok(examined)
 }
 
-fn fit(decided: Plan, live: &Topology, own: bool) -> Result<Prepared, PrepareError> {
+fn fit(decided: Plan, examined: &Examined, own: bool) -> Result<Prepared, PrepareError> {
+    let live = &examined.topology;
     let prepared = if decided.machine.simulated {
         Prepared::simulated(decided, &probe::here(live))
     } else if own || is_here(&decided, live) {
-        Prepared::here(decided)
+        let preflight = preflight::judge(&examined.evidence, live, Some(&decided));
+        Prepared { preflight, ..Prepared::here(decided) }
     } else {
         let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
         return Err(PrepareError::Elsewhere { machine });

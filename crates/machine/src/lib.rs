@@ -8,3 +8,4 @@
 
 pub mod os;
 pub mod probe;
+mod status;

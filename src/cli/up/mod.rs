@@ -21,7 +21,7 @@ use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::{self, ServiceManager};
 use super::signals::Signals;
-use super::{output, plan, reach, screen, source, verify};
+use super::{doctor, output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
@@ -56,6 +56,9 @@ pub(super) struct Arguments {
     /// Print the plan without starting anything
     #[arg(long)]
     dry_run: bool,
+    /// Run all checks of 'doctor' first, and start nothing if one is an error for the plan
+    #[arg(long)]
+    preflight: bool,
     /// Output format; JSON has a line for READY, each event, and the end
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: Form,
@@ -105,6 +108,9 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
             prepare(&request)?
         }
     };
+    if arguments.preflight {
+        doctor::refuse(&prepared.launched)?;
+    }
     // Dask's workers verify their own connections.
     prepared.to_be_verified =
         prepared.plan.requirements.verify && matches!(prepared.plan.engine, EnginePlan::Native(_));
@@ -153,6 +159,9 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
     let prepared = prepared.map_err(|error| keys.unprepared(error))?;
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
         output::note(&keys.note(note));
+    }
+    for finding in prepared.preflight.iter().filter(|it| it.is_bad() && !it.is_noted()) {
+        output::remark("preflight", &finding.one_line());
     }
     Ok(prepared)
 }

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Finding;
-use super::Verdict;
+use super::{Finding, Severity};
 use cuda_cluster_data::cuda::{self, Device};
 use cuda_cluster_machine::os::process::own_program;
 use cuda_cluster_model::ids::{GpuIndex, GpuUuid, PciAddress};
@@ -74,7 +73,7 @@ pub(super) fn cuda(topology: &Topology) -> Option<Found> {
     let tried = match ask(&gpus, mask, limit) {
         Ok(tried) => tried,
         Err(error) => {
-            let finding = Finding::warning(CHECK, format!("could not be tried: {error}"));
+            let finding = Finding::tried(CHECK, Severity::CannotTell, format!("could not be tried: {error}"));
             return Some(Found { finding, answers: true });
         }
     };
@@ -138,7 +137,7 @@ fn ask(gpus: &[Wanted], mask: Option<String>, limit: Duration) -> std::io::Resul
 }
 
 fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Finding {
-    let failed = |text: String| Finding::new(CHECK, Verdict::Failed, text);
+    let failed = |text: String| Finding::tried(CHECK, Severity::Error, text);
     let mut troubles: Vec<(Option<GpuIndex>, &str, Option<&str>)> = Vec::new();
     let (mut count, mut works, mut done) = (None, Vec::new(), false);
     for told in &tried.told {
@@ -160,7 +159,7 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
             (Some(index), all) => format!("GPU {index}: {text}; and {} more fail", all - 1),
         };
         let finding = failed(text);
-        return hint.map(str::to_owned).into_iter().fold(finding, Finding::hint);
+        return hint.map(str::to_owned).into_iter().fold(finding, Finding::remedy);
     }
     if !done {
         let asked = gpus.iter().find(|gpu| !works.contains(&gpu.index)).map(|gpu| gpu.index);
@@ -168,7 +167,7 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
         let last = tried.errors.trim_end().lines().last().map(|line| format!(": {line}"));
         return match tried.end {
             None => failed(format!("no answer within {limit:.0?}{at}"))
-                .hint("nvidia-smi may hang, too; dmesg | grep -i xid says what the driver met"),
+                .remedy("nvidia-smi may hang, too; dmesg | grep -i xid says what the driver met"),
             Some(end) => failed(format!(
                 "the process that tried it ended{at} ({end}){}",
                 last.unwrap_or_default()
@@ -178,11 +177,11 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
     if count.is_some_and(|count| count != gpus.len()) && !is_mig {
         let count = count.unwrap_or_default();
         return failed(format!("CUDA has {count} GPUs, NVML {}", gpus.len()))
-            .hint("a GPU that was lost, or MPS: see nvidia-smi and dmesg");
+            .remedy("a GPU that was lost, or MPS: see nvidia-smi and dmesg");
     }
     let number = works.len();
     let gpus = if number == 1 { "1 GPU".to_owned() } else { format!("{number} GPUs") };
-    Finding::ok(CHECK, format!("{gpus}: identity, a context, 1 MiB there and back, an IPC handle"))
+    Finding::tried(CHECK, Severity::Ok, format!("{gpus}: identity, a context, 1 MiB there and back, an IPC handle"))
 }
 
 /// The other process: reads the GPUs from standard input, and says what works.
@@ -270,9 +269,9 @@ mod tests {
     fn only_what_was_said_to_work_works() {
         let works = |index| Told::Works(GpuIndex(index));
         let well = judged(vec![Told::Count(2), works(0), works(1), Told::Done]);
-        assert_eq!(well.verdict, Verdict::Ok, "{well:?}");
+        assert_eq!(well.severity, Severity::Ok, "{well:?}");
         let cut = judged(vec![Told::Count(2), works(0)]);
-        assert_eq!(cut.verdict, Verdict::Failed);
+        assert_eq!(cut.severity, Severity::Error);
         assert!(cut.text.contains("at GPU 1") && cut.text.ends_with(": b"), "{cut:?}");
         let fewer = judged(vec![Told::Count(1), works(0), works(1), Told::Done]);
         assert!(fewer.text.contains("CUDA has 1 GPUs, NVML 2"), "{fewer:?}");
@@ -284,7 +283,7 @@ mod tests {
         let all = judged(vec![Told::Count(2), fails(0), fails(1), Told::Done]);
         assert_eq!(all.text, "on each of 2 GPUs: cuX failed");
         let one = judged(vec![Told::Count(2), works(0), fails(1), Told::Done]);
-        assert_eq!((one.text.as_str(), one.hint.as_deref()), ("GPU 1: cuX failed", Some("do")));
+        assert_eq!((one.text.as_str(), one.remedy.as_deref()), ("GPU 1: cuX failed", Some("do")));
         let late = Tried { end: None, ..tried(vec![Told::Count(2)]) };
         let late = judge(&gpus(2), &late, false, OPENING);
         assert!(late.text.starts_with("no answer within 20s at GPU 0"), "{late:?}");

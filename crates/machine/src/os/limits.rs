@@ -11,6 +11,7 @@ use std::fs;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::tasks::Tasks;
+use crate::status::may_lock;
 use cuda_cluster_model::units::HumanBytes;
 
 /// Descriptors of the cluster's process that needs the most, without connections to peers.
@@ -156,7 +157,6 @@ pub fn check_locked_memory(planned: Option<Option<u64>>) -> Result<Option<String
 }
 
 fn judge_locked_memory(limit: Option<u64>, status: &str) -> Result<Option<String>, TooFew> {
-    // The kernel does not apply the limit to processes with this capability (`ib_umem_get`).
     let Some(limit) = limit.filter(|_| !may_lock(status)) else { return Ok(None) };
     if limit < LOCKED {
         return Err(TooFew::LockedMemory { needed: LOCKED, limit });
@@ -166,14 +166,6 @@ fn judge_locked_memory(limit: Option<u64>, status: &str) -> Result<Option<String
          InfiniBand ('ulimit -l unlimited' removes it)",
         HumanBytes(limit)
     )))
-}
-
-/// Whether a `/proc/PID/status` has `CAP_IPC_LOCK` among the effective capabilities.
-fn may_lock(status: &str) -> bool {
-    const CAP_IPC_LOCK: u64 = 1 << 14;
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & CAP_IPC_LOCK != 0)
 }
 
 /// A soft limit; `None` if unlimited.

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -74,7 +74,7 @@ pub fn here(live: &Topology) -> Here {
 }
 
 /// Interfaces that are up, by name.
-fn interfaces() -> Vec<Interface> {
+pub(super) fn interfaces() -> Vec<Interface> {
     let main = main_address();
     let mut found: BTreeMap<String, Vec<IpAddr>> = BTreeMap::new();
     for one in getifaddrs().into_iter().flatten() {
@@ -131,15 +131,22 @@ fn groups(own: &str) -> Vec<(&'static Path, &str, &'static str)> {
     known.map(|(line, (root, at, file))| (root, &line[at..], file)).collect()
 }
 
-/// The smallest limit of a group and its ancestors. Where the group's path is not here, as in a
+/// A group's directory and those above, nearest first. Where the group's path is not here, as in a
 /// container, the root is the container's own.
+pub(super) fn groups_of(root: &Path, path: &str) -> Vec<PathBuf> {
+    let whole = root.join(path);
+    let above = whole.ancestors().take_while(|group| group.starts_with(root));
+    above.map(Path::to_owned).collect()
+}
+
+/// The smallest limit of a group and its ancestors.
 fn least(root: &Path, path: &str, file: &str) -> Option<u64> {
-    let limit = |group: &Path| {
+    let limit = |group: PathBuf| {
         let text = fs::read_to_string(group.join(file)).ok()?;
         // Version 1 has a number for no limit: the largest whole number of pages.
         text.trim().parse::<u64>().ok().filter(|bytes| *bytes < 1 << 62)
     };
-    root.join(path).ancestors().take_while(|group| group.starts_with(root)).filter_map(limit).min()
+    groups_of(root, path).into_iter().filter_map(limit).min()
 }
 
 #[cfg(test)]

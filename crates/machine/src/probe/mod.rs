@@ -6,6 +6,7 @@
 
 mod assemble;
 mod caller;
+mod evidence;
 mod fabric;
 mod gauges;
 mod hwloc;
@@ -28,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use cuda_cluster_model::preflight::Evidence;
 use cuda_cluster_model::topology::{Allowed, Topology};
 use cuda_cluster_model::units::{Span, UnitError};
 
@@ -46,6 +48,10 @@ pub const NVML_VARIABLE: &str = "CUDA_CLUSTER_NVML";
 pub const SYSFS_VARIABLE: &str = "CUDA_CLUSTER_SYSFS";
 /// Replaces `/proc`.
 pub const PROCFS_VARIABLE: &str = "CUDA_CLUSTER_PROCFS";
+/// Replaces `/dev`, for what is looked at there but not opened as a device.
+pub const DEV_VARIABLE: &str = "CUDA_CLUSTER_DEV";
+/// Replaces `/etc`.
+pub const ETC_VARIABLE: &str = "CUDA_CLUSTER_ETC";
 /// Time after which NVML counts as hung, such as `30s`.
 pub const LIMIT_VARIABLE: &str = "CUDA_CLUSTER_NVML_LIMIT";
 
@@ -66,6 +72,10 @@ pub struct Options {
     pub sysfs: PathBuf,
     /// Mount point of procfs.
     pub procfs: PathBuf,
+    /// Where device files are.
+    pub dev: PathBuf,
+    /// Where the system's settings are.
+    pub etc: PathBuf,
 }
 
 impl Default for Options {
@@ -75,13 +85,15 @@ impl Default for Options {
             nvml_limit: NVML_LIMIT,
             sysfs: "/sys".into(),
             procfs: "/proc".into(),
+            dev: "/dev".into(),
+            etc: "/etc".into(),
         }
     }
 }
 
 impl Options {
-    /// This machine, or the places in [`NVML_VARIABLE`], [`SYSFS_VARIABLE`] and
-    /// [`PROCFS_VARIABLE`], with the limit in [`LIMIT_VARIABLE`].
+    /// This machine, or the places in [`NVML_VARIABLE`], [`SYSFS_VARIABLE`], [`PROCFS_VARIABLE`],
+    /// [`DEV_VARIABLE`] and [`ETC_VARIABLE`], with the limit in [`LIMIT_VARIABLE`].
     ///
     /// # Errors
     /// If [`LIMIT_VARIABLE`] is not a time span.
@@ -105,8 +117,19 @@ impl Options {
             nvml_limit,
             sysfs: named(SYSFS_VARIABLE).map_or(usual.sysfs, PathBuf::from),
             procfs: named(PROCFS_VARIABLE).map_or(usual.procfs, PathBuf::from),
+            dev: named(DEV_VARIABLE).map_or(usual.dev, PathBuf::from),
+            etc: named(ETC_VARIABLE).map_or(usual.etc, PathBuf::from),
         })
     }
+}
+
+/// A probed machine, and what else was seen of it.
+#[derive(Clone, Debug)]
+pub struct Examined {
+    /// The machine.
+    pub topology: Topology,
+    /// What preflight judges.
+    pub evidence: Evidence,
 }
 
 /// A probed machine, and how long probing took.
@@ -179,6 +202,19 @@ impl ProbeError {
 /// If there is an NVIDIA driver that does not work. Without a driver the topology has no GPUs and a
 /// note.
 pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
+    look(options, false).map(|(probed, _)| probed)
+}
+
+/// Probes the machine, and gathers what preflight judges, in the same time.
+///
+/// # Errors
+/// As [`probe`].
+pub fn examine(options: &Options) -> Result<Examined, ProbeError> {
+    let (Probed { topology, .. }, evidence) = look(options, true)?;
+    Ok(Examined { topology, evidence })
+}
+
+fn look(options: &Options, examine: bool) -> Result<(Probed, Evidence), ProbeError> {
     let begin = Instant::now();
     let (sender, answer) = mpsc::channel();
     let libraries = options.nvml.clone();
@@ -186,7 +222,7 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
     // thread would have to be waited for.
     let ask = move || {
         let begin = Instant::now();
-        let findings = nvml::look(&libraries);
+        let findings = nvml::look(&libraries, examine);
         // After the time limit the receiver is gone.
         let _ = sender.send((findings, begin.elapsed()));
     };
@@ -202,12 +238,19 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
         };
         (processors, host)
     });
+    // Beside the driver, which takes longer.
+    let early = if examine { evidence::early(options) } else { evidence::Early::default() };
 
     let waited = answer.recv_timeout(options.nvml_limit);
     let (findings, nvml_time) =
         waited.map_err(|_| ProbeError::DriverHangs { limit: options.nvml_limit })?;
-    let findings = findings.map_err(ProbeError::Driver)?;
+    let mut findings = findings.map_err(ProbeError::Driver)?;
+    let states = std::mem::take(&mut findings.states);
     let (topology, assembly_time) = timed(|| assemble::topology(findings, processors, host));
+    let evidence = match examine {
+        true => evidence::complete(early, states, options, &topology),
+        false => Evidence::default(),
+    };
 
     let timings = Timings {
         nvml_ms: millis(nvml_time),
@@ -215,7 +258,7 @@ pub fn probe(options: &Options) -> Result<Probed, ProbeError> {
         sysfs_ms: millis(host_time + assembly_time),
         total_ms: millis(begin.elapsed()),
     };
-    Ok(Probed { topology, timings })
+    Ok((Probed { topology, timings }, evidence))
 }
 
 /// The CPUs and memory that this process may use, without probing anything else.

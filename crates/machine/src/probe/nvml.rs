@@ -10,6 +10,7 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 
+use super::evidence::{self, States};
 use super::fabric;
 use super::nvlink::{self, Remote};
 use super::nvml_library::{self, Absent, DriverFault, Libraries, Opened};
@@ -35,6 +36,8 @@ pub(super) struct Findings {
     pub(super) paths: Vec<(GpuIndex, GpuIndex, LinkKind)>,
     /// What could not be read.
     pub(super) notes: Vec<Note>,
+    /// The state of each GPU, if that is asked for.
+    pub(super) states: States,
 }
 
 /// NVML's answers about a GPU.
@@ -52,8 +55,8 @@ pub(super) struct Seen {
     pub(super) remotes: Vec<Remote>,
 }
 
-/// Queries NVML about every GPU.
-pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
+/// Queries NVML about every GPU, on request about its state, too.
+pub(super) fn look(libraries: &Libraries, states: bool) -> Result<Findings, DriverFault> {
     let nvml = match nvml_library::open(libraries)? {
         Opened::Absent(why) => return Ok(Findings { absent: Some(why), ..Findings::default() }),
         Opened::Working(nvml) => nvml,
@@ -78,6 +81,11 @@ pub(super) fn look(libraries: &Libraries) -> Result<Findings, DriverFault> {
             }
             Err(error) => asked.note(format!("left out: {error}")),
         }
+    }
+    if states {
+        let of = |(device, seen): (&Device<'_>, &Seen)| (seen.gpu.index.0, evidence::state(device));
+        findings.states.gpus = devices.iter().zip(&findings.gpus).map(of).collect();
+        findings.states.confidential = evidence::confidential(&nvml);
     }
     peer_access(&devices, &mut findings.gpus);
     findings.paths = paths(&devices, &findings.gpus);

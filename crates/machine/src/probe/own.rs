@@ -11,6 +11,7 @@ use std::path::Path;
 
 use nix::libc::{self, c_int, c_ulong};
 
+use crate::status::field;
 use cuda_cluster_model::cpuset::NodeSet;
 use cuda_cluster_model::topology::Allowed;
 
@@ -22,11 +23,8 @@ pub(super) fn allowed(procfs: &Path) -> Option<Allowed> {
 }
 
 fn parse(status: &str) -> Option<Allowed> {
-    let field = |name: &str| {
-        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-    };
-    let cpus = field("Cpus_allowed_list")?.parse().ok()?;
-    let mems = field("Mems_allowed_list")?.parse().ok()?;
+    let cpus = field(status, "Cpus_allowed_list")?.parse().ok()?;
+    let mems = field(status, "Mems_allowed_list")?.parse().ok()?;
     Some(Allowed { cpus, mems })
 }
 

@@ -18,6 +18,7 @@ use nvml_wrapper::{Device, EventSet, Nvml};
 use super::Options;
 use super::nvml_library::{self, Opened};
 use cuda_cluster_model::ids::GpuUuid;
+use cuda_cluster_model::preflight::xid_meaning;
 
 /// Maximum number of errors to keep.
 const KEPT: usize = 256;
@@ -39,35 +40,7 @@ pub struct XidEvent {
 impl XidEvent {
     /// The meaning of the number, from NVIDIA's *Xid Errors* guide.
     pub fn meaning(&self) -> &'static str {
-        match self.xid {
-            8 => "GPU stopped processing",
-            13 => "graphics engine exception",
-            31 => "GPU memory page fault",
-            32 => "invalid or corrupted push buffer stream",
-            38 => "driver firmware error",
-            43 => "GPU stopped processing",
-            45 => "preemptive cleanup, due to previous errors",
-            48 => "double bit ECC error",
-            61 | 62 => "internal micro-controller halt",
-            63 => "ECC page retirement or row remapping recording event",
-            64 => "ECC page retirement or row remapper recording failure",
-            68 => "video processor exception",
-            69 => "graphics engine class error",
-            74 => "NVLink error",
-            79 => "GPU has fallen off the bus",
-            92 => "high single-bit ECC error rate",
-            94 => "contained ECC error",
-            95 => "uncontained ECC error",
-            109 => "context switch timeout",
-            119 => "GSP RPC timeout",
-            120 => "GSP error",
-            121 => "error of the link between the GPU and its CPU (C2C)",
-            137 => "NVLink privilege error, of an access to a peer's memory",
-            140 => "unrecovered ECC error",
-            144..=150 => "NVLink error (5th generation)",
-            154 => "the GPU needs a recovery action: see nvidia-smi -q",
-            _ => "see NVIDIA's list of Xid errors",
-        }
+        xid_meaning(self.xid)
     }
 }
 

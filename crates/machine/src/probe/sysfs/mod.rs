@@ -82,7 +82,7 @@ impl Root {
 }
 
 /// The content of a one-line file, trimmed; `None` if missing, unreadable or empty.
-fn first_line(path: &Path) -> Option<String> {
+pub(super) fn first_line(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().next().unwrap_or_default().trim();
     (!line.is_empty()).then(|| line.to_owned())
@@ -99,7 +99,7 @@ fn numa_node(device: &Path) -> Option<NumaId> {
 }
 
 /// Names in a directory; none if it is missing.
-fn names(directory: &Path) -> Vec<String> {
+pub(super) fn names(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     entries
         .map(|entry| entry.file_name())

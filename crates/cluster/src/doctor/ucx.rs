@@ -1,0 +1,138 @@
+//! UCX: the libucp that workers would load, the others that are installed, its registration cache.
+//!
+//! *Invariant:* this process opens one libucp: two would mix their parts.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cuda_cluster_data::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext, lane_transports};
+use cuda_cluster_machine::probe;
+use cuda_cluster_model::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
+use cuda_cluster_model::preflight::{Finding, Severity};
+use cuda_cluster_model::spec::UcxVersion;
+use cuda_cluster_model::text::in_full;
+use cuda_cluster_model::topology::Topology;
+
+/// UCX's transport for device memory within a process, which it has wherever it can use CUDA.
+const COPIES: &str = "cuda_copy";
+
+fn finding(id: &str, severity: Severity, text: impl Into<String>) -> Finding {
+    Finding::tried(id, severity, text)
+}
+
+/// The libucp for native workers on this machine's GPUs, and the others that are installed. One
+/// that is built for CUDA and has none of its transports has not found the driver usable.
+pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec<Finding> {
+    if !answers {
+        // UCX would open the driver in this process, and hang in it.
+        let text = "not opened, because CUDA does not answer";
+        return vec![finding("ucx", Severity::Error, text)];
+    }
+    let driver = topology.driver.is_some();
+    let caller = probe::caller();
+    let installed = caller.ucx_libraries.unwrap_or_default();
+    let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
+    let rdma = !topology.nics.is_empty();
+    let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !rdma);
+    let best = installed.iter().find(enough).or(installed.iter().find(|library| library.cuda));
+    let best = best.filter(|_| named.is_none());
+    let path = named.or(best.map(|library| PathBuf::from(&library.path)));
+    let mut version = None;
+    let mut findings = vec![match opened(path.as_deref()) {
+        Ok((found, text)) => {
+            version = Some(UcxVersion { major: found.major, minor: found.minor });
+            let is_it = |one: &&InstalledUcx| {
+                path.as_deref().is_some_and(|path| Path::new(&one.path).starts_with(path))
+            };
+            match best.or_else(|| installed.iter().find(is_it)).filter(|library| library.cuda) {
+                Some(best) if driver && !text.contains(COPIES) => {
+                    let text = format!(
+                        "{text} ({}, built for CUDA, but without {COPIES} here)",
+                        best.whose
+                    );
+                    finding("ucx", Severity::Warning, text).remedy(
+                        "UCX found no usable CUDA driver; UCX_LOG_LEVEL=debug ucx_info -d says why",
+                    )
+                }
+                Some(best) => finding("ucx", Severity::Ok, format!("{text} ({}, knows CUDA)", best.whose)),
+                None => finding("ucx", Severity::Ok, text),
+            }
+        }
+        Err(error) => {
+            let failed = finding("ucx", Severity::Error, in_full(&error));
+            error.hint().into_iter().fold(failed, Finding::remedy)
+        }
+    }];
+    findings.extend(version.and_then(|version| registration_cache(version, &caller.variables)));
+    let used = |library: &&InstalledUcx| path.as_deref() == Some(Path::new(&library.path));
+    let say = |InstalledUcx { path, whose, cuda, verbs, .. }: &InstalledUcx| {
+        let knows = match (cuda, verbs) {
+            (true, true) => "knows CUDA and InfiniBand",
+            (true, false) => "knows CUDA, without InfiniBand",
+            (false, true) => "knows InfiniBand, without CUDA",
+            (false, false) => "without CUDA and InfiniBand",
+        };
+        format!("{path} ({whose}, {knows})")
+    };
+    let others: Vec<String> = installed.iter().filter(|one| !used(one)).map(say).collect();
+    if !others.is_empty() {
+        findings.push(finding("ucx-installed", Severity::Ok, others.join("; ")));
+    }
+    if !installed.iter().any(|library| library.cuda) {
+        // Without a GPU nobody needs it.
+        let severity = if driver { Severity::Warning } else { Severity::Note };
+        let text = "no libucp that knows CUDA is installed";
+        findings.push(finding("ucx-cuda", severity, text));
+    } else if rdma && !installed.iter().any(|library| library.cuda && library.verbs) {
+        let text = "no libucp is installed that knows both CUDA and InfiniBand";
+        let severity = if rdma_planned { Severity::Warning } else { Severity::Note };
+        findings.push(finding("ucx-rdma", severity, text));
+    }
+    findings
+}
+
+/// The version of a libucp, as it reports it. This process opens only one: two would mix their
+/// parts.
+fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
+    let library = Library::open(path)?;
+    let resources = UcpContext::new(&library, &[])?.resources()?;
+    let transports = lane_transports(&resources).join(" ");
+    let (version, name) = (library.version(), library.name().display());
+    Ok((version, format!("{version} from {name}: {transports}")))
+}
+
+/// Warns if variables disable UCX's registration cache, without which current UCX versions do not
+/// survive every loss of a peer; `None` otherwise.
+fn registration_cache(
+    version: UcxVersion,
+    variables: &BTreeMap<String, String>,
+) -> Option<Finding> {
+    let off: Vec<String> =
+        without_cache(variables).map(|(name, value)| format!("{name}={value}")).collect();
+    if off.is_empty() || version < NEEDS_CACHE_SINCE {
+        return None;
+    }
+    let text = format!("off ({}), with UCX {version}", off.join(", "));
+    Some(finding("ucx-registration-cache", Severity::Warning, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registration_cache_that_is_off_is_a_warning_with_what_to_do() {
+        let set = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
+        let version = |minor| UcxVersion { major: 1, minor };
+        let said = registration_cache(version(21), &set("UCX_MEM_EVENTS", "No"));
+        let Some(Finding { severity: Severity::Warning, text, remedy: Some(hint), .. }) = said else {
+            panic!("{said:?}")
+        };
+        assert!(text.contains("UCX_MEM_EVENTS=No") && text.contains("1.21"), "{text}");
+        assert!(hint.contains("unset"), "{hint}");
+        for (minor, value) in [(21, "y"), (21, "try"), (13, "n")] {
+            let said = registration_cache(version(minor), &set("UCX_RCACHE_ENABLE", value));
+            assert_eq!(said, None);
+        }
+    }
+}
