@@ -3,6 +3,7 @@
 #![cfg(feature = "cli")]
 
 mod bad_days;
+mod bandwidth;
 mod browser;
 mod dashboard;
 mod driver;

@@ -129,7 +129,10 @@ fn the_function_beside_a_gpu_has_to_be_in_its_group() {
         let path = format!("sys/bus/pci/devices/{bridge}/0000:1c:00.7");
         let uevent = "DRIVER=mlx5_core\nPCI_CLASS=80000\nPCI_ID=15B3:2100\n";
         let bus = "sys/bus/pci/devices/0000:1c:00.7";
-        (place.file(&format!("{path}/uevent"), uevent).file(&format!("{bus}/uevent"), uevent), group.to_owned())
+        (
+            place.file(&format!("{path}/uevent"), uevent).file(&format!("{bus}/uevent"), uevent),
+            group.to_owned(),
+        )
     };
     let (place, _) = beside("other");
     // The entry on the bus has no group at all.
@@ -142,9 +145,8 @@ fn fabric(state: FabricState, clique: u32) -> Option<Fabric> {
 
 #[test]
 fn a_fabric_that_is_not_whole_is_an_error_whatever_service_runs() {
-    let broken = |place: Place| {
-        place.described(|it| it.gpus[4].fabric = fabric(FabricState::InProgress, 0))
-    };
+    let broken =
+        |place: Place| place.described(|it| it.gpus[4].fabric = fabric(FabricState::InProgress, 0));
     broken(on(H100)).finds("fabric-state", Error, "GPU4");
     broken(on(H100)).file("proc/77/comm", "nv-fabricmanage\n").finds("fabric-state", Error, "GPU4");
     broken(on(H100).asked(&["--gpus", "0-3"])).is_well("fabric-state");
@@ -161,9 +163,8 @@ fn a_fabric_that_is_not_whole_is_an_error_whatever_service_runs() {
 
 #[test]
 fn gpus_of_two_cliques_have_no_nvlink_between_them() {
-    let split = |place: Place| {
-        place.described(|it| it.gpus[7].fabric = fabric(FabricState::Completed, 2))
-    };
+    let split =
+        |place: Place| place.described(|it| it.gpus[7].fabric = fabric(FabricState::Completed, 2));
     split(on(H100)).finds("fabric-clique", Error, "2 cliques");
     split(on(H100).asked(&["--gpus", "0-6"])).is_well("fabric-clique");
 }
@@ -204,7 +205,8 @@ fn nvlinks_are_compared_with_siblings() {
 #[test]
 fn memory_that_is_worn_is_told() {
     let rows = |pending, failure| {
-        let rows = json!({"correctable": 0, "uncorrectable": 1, "pending": pending, "failure": failure});
+        let rows =
+            json!({"correctable": 0, "uncorrectable": 1, "pending": pending, "failure": failure});
         on(H100).health(6, json!({ "remapped_rows": rows }))
     };
     rows(true, false).finds("row-remap", Warning, "GPU6 bad rows wait");
@@ -239,16 +241,15 @@ fn clocks_and_power_that_hardware_limits_are_told() {
 fn modes_that_are_in_the_way_are_told() {
     let whole = on(H100).described(|it| it.gpus[0].mig_mode = Some(false));
     whole.health(0, json!({"mig_pending": true})).finds("mig-pending", Warning, "GPU0");
-    let mode = |mode| {
-        on(H100).described(move |it| it.gpus[0].compute_mode = Some(mode))
-    };
+    let mode = |mode| on(H100).described(move |it| it.gpus[0].compute_mode = Some(mode));
     let two = ["--gpus", "0,1", "--workers-per-gpu", "2"];
     mode(ComputeMode::ExclusiveProcess).asked(&two).finds("compute-mode", Error, "2 workers");
     mode(ComputeMode::ExclusiveProcess).is_well("compute-mode");
     let folder = tempfile::tempdir().expect("a directory");
     written(folder.path(), "control", "");
     let pipe = folder.path().to_str().expect("UTF-8");
-    let served = mode(ComputeMode::ExclusiveProcess).asked(&two).variable("CUDA_MPS_PIPE_DIRECTORY", pipe);
+    let served =
+        mode(ComputeMode::ExclusiveProcess).asked(&two).variable("CUDA_MPS_PIPE_DIRECTORY", pipe);
     let served = served.file("proc/55/comm", "nvidia-cuda-mps\n");
     served.is_well("compute-mode");
     assert_eq!(served.doctor().of("mps")[0].severity, cuda_cluster::preflight::Severity::Ok);
@@ -298,13 +299,16 @@ fn parts_of_the_driver_that_do_not_fit_are_told() {
     let place = on(H100);
     let gpu = place.gpu(7);
     let uevent = |driver: &str| format!("DRIVER={driver}\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n");
-    let taken = |driver: &str| {
-        on(H100).faults("forbidden=7").function(&gpu, "uevent", &uevent(driver))
-    };
+    let taken =
+        |driver: &str| on(H100).faults("forbidden=7").function(&gpu, "uevent", &uevent(driver));
     taken("nouveau").finds("gpu-driver", Warning, "nouveau");
     taken("vfio-pci").finds("gpu-driver", Note, "vfio-pci");
     on(H100).without("dev/nvidia-uvm").finds("device-files", Error, "/dev/nvidia-uvm");
-    on(H100).health_of_all(json!({"confidential": true})).finds("confidential", Warning, "it is on");
+    on(H100).health_of_all(json!({"confidential": true})).finds(
+        "confidential",
+        Warning,
+        "it is on",
+    );
     let alone = on("gh200").health_of_all(json!({"confidential": true}));
     alone.is_well("confidential");
     let none = on("rtx-4090-2").described(|it| {
@@ -333,7 +337,8 @@ fn rdma_adapters_that_cannot_carry_what_is_planned_are_told() {
     });
     roce.is_well("rdma-gid");
     let zero = "0000:0000:0000:0000:0000:0000:0000:0000\n";
-    roce.file("sys/class/infiniband/mlx5_0/ports/1/gids/0", zero).finds("rdma-gid", Error, "mlx5_0:1");
+    roce.file("sys/class/infiniband/mlx5_0/ports/1/gids/0", zero)
+        .finds("rdma-gid", Error, "mlx5_0:1");
     with_nics().without("dev/infiniband/uverbs0").finds("rdma-files", Error, "mlx5_0:1");
     on(H100).without("dev/infiniband/uverbs0").is_well("rdma-files");
     let flaps = with_nics().file("sys/class/infiniband/mlx5_0/ports/1/counters/link_downed", "4\n");
@@ -345,7 +350,11 @@ fn gpudirect_is_there_by_registration_or_by_dma_buf() {
     let proprietary = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Thu Jan\n";
     let without = |place: Place| place.without("sys/kernel/mm/memory_peers");
     let old = |place: Place| place.file("proc/driver/nvidia/version", proprietary);
-    old(without(with_nics())).finds("gpudirect-rdma", Warning, "loaded, but has registered with nobody");
+    old(without(with_nics())).finds(
+        "gpudirect-rdma",
+        Warning,
+        "loaded, but has registered with nobody",
+    );
     let unloaded = old(without(with_nics())).without("sys/module/nvidia_peermem");
     unloaded.finds("gpudirect-rdma", Warning, "is not loaded");
     without(with_nics()).is_well("gpudirect-rdma");
@@ -376,9 +385,14 @@ fn limits(name: &str, value: &str) -> Place {
 #[test]
 fn limits_of_the_process_are_held_against_the_plan() {
     limits("Max locked memory", "8388608").finds("locked-memory", Warning, "8.0 MiB");
-    let root = "Name:\tx\nCpus_allowed_list:\t0-223\nMems_allowed_list:\t0-1\nCapEff:\t000001ffffffffff\n";
+    let root =
+        "Name:\tx\nCpus_allowed_list:\t0-223\nMems_allowed_list:\t0-1\nCapEff:\t000001ffffffffff\n";
     limits("Max locked memory", "8388608").file("proc/self/status", root).is_well("locked-memory");
-    limits("Max open files", "40").finds("open-files", Error, "40 may be open, and the plan needs 50");
+    limits("Max open files", "40").finds(
+        "open-files",
+        Error,
+        "40 may be open, and the plan needs 50",
+    );
     limits("Max processes", "60").finds("processes", Warning, "60 are allowed");
     limits("Max address space", "34359738368").finds("address-space", Error, "32.0 GiB");
     on(H100).file("proc/self/limits", "").finds("open-files", CannotTell, "/proc/self/limits");
@@ -399,7 +413,11 @@ fn control_groups_are_held_against_the_plan() {
     memory.finds("group-memory", Warning, "7.0 GiB of 8.0 GiB are left");
     let tasks = group("pids.max", "100\n").file("sys/fs/cgroup/job/pids.current", "60\n");
     tasks.finds("processes", Warning, "room for 40 more");
-    group("cpu.max", "400000 100000\n").finds("group-cpus", Warning, "time of 4 CPUs, and 8 workers");
+    group("cpu.max", "400000 100000\n").finds(
+        "group-cpus",
+        Warning,
+        "time of 4 CPUs, and 8 workers",
+    );
     group("cpu.max", "max 100000\n").is_well("group-cpus");
     let bound = on(H100).described(|it| {
         it.allowed = Some(cuda_cluster::topology::Allowed {
@@ -417,9 +435,7 @@ fn control_groups_are_held_against_the_plan() {
 
 #[test]
 fn a_clusters_own_namespaces_are_well_unless_it_joins_another() {
-    let contained = |place: Place| {
-        place.without("proc/self/ns/pid").without("proc/self/ns/ipc")
-    };
+    let contained = |place: Place| place.without("proc/self/ns/pid").without("proc/self/ns/ipc");
     contained(on(H100)).is_well("namespaces");
 }
 
@@ -427,7 +443,11 @@ fn a_clusters_own_namespaces_are_well_unless_it_joins_another() {
 fn switches_of_an_old_day_are_told_with_their_place() {
     let train = ["--engine", "dask"];
     let set = |name: &str, value: &str| on(H100).asked(&train).variable(name, value);
-    set("NCCL_P2P_DISABLE", "1").finds("nccl-switches", Warning, "NCCL_P2P_DISABLE=1 in environment");
+    set("NCCL_P2P_DISABLE", "1").finds(
+        "nccl-switches",
+        Warning,
+        "NCCL_P2P_DISABLE=1 in environment",
+    );
     set("NCCL_P2P_LEVEL", "LOC").finds("nccl-switches", Warning, "peer access");
     set("NCCL_IB_DISABLE", "0").is_well("nccl-switches");
     on(H100).variable("NCCL_P2P_DISABLE", "1").finds("nccl-switches", Note, "NCCL_P2P_DISABLE");
@@ -446,11 +466,17 @@ fn switches_of_an_old_day_are_told_with_their_place() {
     let stubs = "/usr/local/cuda/lib64/stubs:/usr/lib";
     set("LD_LIBRARY_PATH", stubs).finds("cuda-stubs", Error, "lib64/stubs");
     set("LD_LIBRARY_PATH", "/usr/local/cuda/compat").finds("cuda-stubs", Note, "compat");
-    set("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True").finds("allocator", Warning, "PyTorch");
+    set("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True").finds(
+        "allocator",
+        Warning,
+        "PyTorch",
+    );
     let pool = on(H100).asked(&["--engine", "dask", "--rmm-async", "--rmm-pool-size", "1GB"]);
     pool.finds("allocator", Warning, "asynchronous");
     assert!(set("CUDA_VISIBLE_DEVICES", "0,1").finds("gpu-mask", Note, "2 of 8").minor);
-    assert!(set("https_proxy", "http://me:secret@proxy:1").finds("proxies", Note, "https_proxy").minor);
+    assert!(
+        set("https_proxy", "http://me:secret@proxy:1").finds("proxies", Note, "https_proxy").minor
+    );
     let secret = set("https_proxy", "http://me:secret@proxy:1").doctor();
     assert!(!secret.document.to_string().contains("secret"));
 }

@@ -63,9 +63,7 @@ fn machines_without_a_fabric_manager_of_their_own_are_well() {
 fn a_gpu_that_is_hidden_from_a_container_is_not_lost() {
     let place = on("dgx-h100");
     let gpu = place.gpu(7);
-    let hidden = place
-        .faults("forbidden=7")
-        .without(&format!("proc/driver/nvidia/gpus/{gpu}"));
+    let hidden = place.faults("forbidden=7").without(&format!("proc/driver/nvidia/gpus/{gpu}"));
     assert!(hidden.doctor().of("gpus-missing").iter().all(|one| !one.is_bad()));
 }
 

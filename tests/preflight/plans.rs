@@ -68,7 +68,10 @@ fn other_launchers_can_ask_for_settings() {
     assert_eq!((&first["name"], &first["value"]), (&json!("NCCL_P2P_LEVEL"), &json!("NVL")));
     assert_eq!(first["id"], "iommu");
     let (_, text, _) = run(&place, &["doctor", "--for", "ucx"]);
-    assert!(text.contains("export UCX_TLS='^cuda_ipc'") || text.contains("export UCX_TLS=^cuda_ipc"), "{text}");
+    assert!(
+        text.contains("export UCX_TLS='^cuda_ipc'") || text.contains("export UCX_TLS=^cuda_ipc"),
+        "{text}"
+    );
     let (_, text, _) = run(&on("dgx-h100"), &["doctor", "--for", "vllm"]);
     assert_eq!(text, "# nothing is to be set\n");
 }

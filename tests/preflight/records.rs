@@ -17,7 +17,8 @@ fn a_record_is_judged_as_the_machine_was() {
     let here = place.doctor();
     // Where nothing of the machine is.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
-    let there = command.args(["doctor", "--evidence", name, "-o", "json"]).output().expect("it runs");
+    let there =
+        command.args(["doctor", "--evidence", name, "-o", "json"]).output().expect("it runs");
     let document: Value = serde_json::from_slice(&there.stdout).expect("JSON");
     let there: Vec<Finding> =
         serde_json::from_value(document["findings"].clone()).expect("findings");

@@ -16,6 +16,8 @@ pub fn dispatch_with(registry: impl FnOnce() -> Registry) -> Option<ExitCode> {
         Some("__scheduler") => scheduler::main(),
         Some("__worker") => worker::main(registry()),
         Some(doctor::cuda::SUBCOMMAND) => return Some(doctor::cuda::main()),
+        Some(doctor::ucx::SUBCOMMAND) => return Some(doctor::ucx::main()),
+        Some(doctor::bandwidth::SUBCOMMAND) => return Some(doctor::bandwidth::main()),
         _ => return None,
     };
     Some(match worked {

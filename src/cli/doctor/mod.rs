@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* exits with 4 if anything is an error for the plan at hand, and only then.
 
+mod bandwidth;
 mod explain;
 mod show;
 
@@ -17,6 +18,7 @@ use super::flags::keys::Keys;
 use super::flags::{self, Asked};
 use super::output::{self, Form};
 use super::{input, plan, reach};
+use crate::cluster::doctor::bandwidth::Measured;
 use crate::cluster::{self, doctor};
 use crate::plan::Plan;
 use crate::preflight::{self, Advice, Audience, Finding, Record, Severity};
@@ -29,6 +31,7 @@ Examples:
   cuda-cluster doctor                              # for one worker per GPU
   cuda-cluster doctor -f cluster.yaml              # for this cluster
   cuda-cluster doctor --enable-infiniband --explain acs
+  cuda-cluster doctor --bandwidth                  # how fast data moves, without UCX
   cuda-cluster doctor --for nccl                   # settings for other launchers
   cuda-cluster doctor -o json")]
 pub(super) struct Arguments {
@@ -48,6 +51,10 @@ pub(super) struct Arguments {
     /// Print the settings that this machine's faults ask for
     #[arg(long = "for", value_name = "PROGRAM", value_enum)]
     audience: Option<Listener>,
+    /// Also copy between the host and each GPU and between GPUs, with CUDA alone: how fast, and
+    /// whether the right bytes arrive; takes some ten seconds
+    #[arg(long, conflicts_with_all = ["evidence", "record", "audience"])]
+    bandwidth: bool,
     /// Write what was seen to a file ('-': standard output), and judge nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "plan", "audience"])]
     record: Option<PathBuf>,
@@ -79,6 +86,8 @@ struct Document<'a> {
     version: u32,
     plan: Option<Planned>,
     findings: &'a [Finding],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bandwidth: Option<&'a [Measured]>,
 }
 
 /// What the findings are for.
@@ -99,9 +108,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     }
     let (plan, unplanned) = seen.plan(arguments)?;
     let mut findings = match &seen {
-        Seen::Here(examined) => {
-            reach::runtime()?.block_on(doctor::doctor(examined, plan.as_ref()))
-        }
+        Seen::Here(examined) => reach::runtime()?.block_on(doctor::doctor(examined, plan.as_ref())),
         Seen::Recorded(record) => {
             preflight::judge(&record.evidence, &record.topology, plan.as_ref())
         }
@@ -111,17 +118,29 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     if let Some(listener) = arguments.audience {
         return settings(&findings, listener, arguments.output);
     }
+    let bandwidth = match &seen {
+        Seen::Here(Ok(examined)) if arguments.bandwidth => {
+            Some(bandwidth::measured(&examined.topology))
+        }
+        _ => None,
+    };
+    let rows = bandwidth.as_deref();
     match arguments.output {
         Form::Json => {
             let plan = plan.as_ref().map(|plan| Planned {
                 engine: plan.engine.kind().to_string(),
                 workers: plan.workers.iter().map(|worker| worker.name.clone()).collect(),
             });
-            output::print_json(&Document { version: 2, plan, findings: &findings })?;
+            let findings = &findings;
+            output::print_json(&Document { version: 2, plan, findings, bandwidth: rows })?;
         }
-        Form::Table => show::findings(&findings, plan.as_ref(), arguments.verbose)?,
+        Form::Table => {
+            show::findings(&findings, plan.as_ref(), arguments.verbose)?;
+            bandwidth::print(rows.unwrap_or_default())?;
+        }
     }
-    let failed = findings.iter().any(|finding| finding.severity == Severity::Error);
+    let failed = findings.iter().any(|finding| finding.severity == Severity::Error)
+        || bandwidth::has_failed(rows.unwrap_or_default());
     Ok(if failed { Exit::Unverified } else { Exit::Done })
 }
 
@@ -208,8 +227,9 @@ impl Seen {
         let examined = match self {
             Seen::Here(Ok(examined)) => examined,
             Seen::Here(Err(error)) => {
-                return Err(Failure::new(Exit::Failed, anyhow::anyhow!("{error}"))
-                    .maybe_hint(error.hint()));
+                return Err(
+                    Failure::new(Exit::Failed, anyhow::anyhow!("{error}")).maybe_hint(error.hint())
+                );
             }
             Seen::Recorded(_) => return Ok(Exit::Done),
         };

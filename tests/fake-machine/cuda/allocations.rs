@@ -149,11 +149,12 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 pub unsafe extern "C" fn cuMemHostAlloc(
     address: *mut *mut c_void,
     bytes: usize,
-    _flags: c_uint,
+    flags: c_uint,
 ) -> c_int {
     call("cuMemHostAlloc", |driver| {
         driver.current()?;
-        if bytes == 0 {
+        // `CU_MEMHOSTALLOC_PORTABLE`, `…_DEVICEMAP` and `…_WRITECOMBINED`.
+        if bytes == 0 || flags > 7 {
             return Err(INVALID_VALUE);
         }
         let (rights, kind) =

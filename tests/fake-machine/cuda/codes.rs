@@ -46,6 +46,7 @@ codes! {
     MAP_FAILED = 205, c"mapping of buffer object failed";
     NO_BINARY_FOR_GPU = 209, c"no kernel image is available for execution on the device";
     ECC_UNCORRECTABLE = 214, c"uncorrectable ECC error encountered";
+    PEER_ACCESS_UNSUPPORTED = 217, c"peer access is not supported between these two devices";
     NVLINK_UNCORRECTABLE = 220, c"uncorrectable NVLink error detected during the execution";
     UNSUPPORTED_PTX_VERSION = 222, c"the provided PTX was compiled with an unsupported toolchain.";
     CONTAINED = 226, c"Invalid access of peer GPU memory over nvlink or a hardware error";
@@ -55,8 +56,11 @@ codes! {
     ILLEGAL_ADDRESS = 700, c"an illegal memory access was encountered";
     LAUNCH_OUT_OF_RESOURCES = 701, c"too many resources requested for launch";
     LAUNCH_TIMEOUT = 702, c"the launch timed out and was terminated";
+    PEER_ACCESS_ALREADY_ENABLED = 704, c"peer access is already enabled";
+    PEER_ACCESS_NOT_ENABLED = 705, c"peer access has not been enabled";
     CONTEXT_IS_DESTROYED = 709, c"context is destroyed";
     ASSERT = 710, c"device-side assert triggered";
+    TOO_MANY_PEERS = 711, c"peer mapping resources exhausted";
     HOST_MEMORY_ALREADY_REGISTERED = 712, c"part or all of the requested memory range is already mapped";
     HOST_MEMORY_NOT_REGISTERED = 713, c"pointer does not correspond to a registered memory region";
     HARDWARE_STACK_ERROR = 714, c"hardware stack error";

@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_uint};
 
-use crate::codes::{DEVICE_UNAVAILABLE, INVALID_CONTEXT, INVALID_VALUE};
+use crate::codes::{
+    DEVICE_UNAVAILABLE, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,
+    PEER_ACCESS_NOT_ENABLED, PEER_ACCESS_UNSUPPORTED, TOO_MANY_PEERS,
+};
 use crate::driver::{call, context_handle, stack, tell};
 
 /// `CUcontext`.
@@ -47,6 +50,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> c_int {
         if state.contexts[at].retained == 0 {
             state.memory.forget(at);
             state.streams.forget(at);
+            state.peers.retain(|(one, other)| *one != at && *other != at);
         }
         Ok(())
     })
@@ -147,4 +151,42 @@ pub extern "C" fn cuCtxSetFlags(flags: c_uint) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSynchronize() -> c_int {
     call("cuCtxSynchronize", |driver| driver.drain(driver.current()?, true))
+}
+
+/// One-sided: gives the current context access to the other's memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: c_uint) -> c_int {
+    call("cuCtxEnablePeerAccess", |driver| {
+        let (device, other) = (driver.current()?, driver.context(peer)?);
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if device == other {
+            return Err(INVALID_CONTEXT);
+        }
+        driver.well(other)?;
+        let gpu = &driver.devices[device];
+        if !gpu.reaches(&driver.devices[other]) || driver.faults.no_ipc {
+            return Err(PEER_ACCESS_UNSUPPORTED);
+        }
+        let mut state = driver.lock();
+        let enabled = state.peers.iter().filter(|(one, _)| *one == device).count();
+        if state.peers.contains(&(device, other)) {
+            return Err(PEER_ACCESS_ALREADY_ENABLED);
+        }
+        if gpu.most_peers.is_some_and(|most| enabled >= most) {
+            return Err(TOO_MANY_PEERS);
+        }
+        state.peers.insert((device, other));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxDisablePeerAccess(peer: Handle) -> c_int {
+    call("cuCtxDisablePeerAccess", |driver| {
+        let (device, other) = (driver.current()?, driver.context(peer)?);
+        let known = driver.lock().peers.remove(&(device, other));
+        if known { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
+    })
 }

@@ -8,8 +8,9 @@
 
 use std::ffi::c_int;
 
-use crate::codes::Answer;
+use crate::codes::{Answer, INVALID_VALUE};
 use crate::driver::{Driver, State, call};
+use crate::faults::Way;
 use crate::streams::{DEFAULT, Work};
 
 fn is_pinned(state: &State, address: usize) -> bool {
@@ -46,6 +47,8 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
     if bytes == 0 {
         return Ok(());
     }
+    let way = way(driver, to, from);
+    driver.faults.copy(way);
     let (work, at_once) = {
         let state = driver.lock();
         let (source, target) = (state.memory.block(from), state.memory.block(to));
@@ -60,7 +63,8 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
             && target.is_some_and(|target| !sync && !target.synchronous);
         if lands_later {
             drop(state);
-            return land_later(driver, device, written, read, bytes);
+            land_later(driver, device, written, read, bytes)?;
+            return spoil(driver, device, way, to, bytes, DEFAULT);
         }
         if !at_once && pageable(source.is_some(), from) {
             // SAFETY: host memory that the caller lets us read.
@@ -73,11 +77,76 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
         }
     };
     driver.submit(device, stream, work)?;
+    spoil(driver, device, way, to, bytes, stream)?;
     if at_once && stream > 2 {
         let ticket = driver.lock().streams.ticket(stream);
         driver.reach(stream, ticket);
     }
     Ok(())
+}
+
+/// The GPUs of a copy.
+fn way(driver: &Driver, to: usize, from: usize) -> Way {
+    let state = driver.lock();
+    let end = |address| state.memory.block(address).map(|block| driver.devices[block.device].index);
+    (end(from), end(to))
+}
+
+/// How much of a copy arrives otherwise on a way that spoils it.
+const SPOILT: usize = 64;
+
+/// Overwrites the middle of a copy whose way spoils it.
+fn spoil(
+    driver: &'static Driver,
+    device: usize,
+    way: Way,
+    to: usize,
+    bytes: usize,
+    stream: usize,
+) -> Answer {
+    if !driver.faults.spoils(way) {
+        return Ok(());
+    }
+    let spoilt = bytes.min(SPOILT);
+    let to = driver.lock().memory.reach(to + (bytes - spoilt) / 2, spoilt)?;
+    driver.submit(device, stream, Work::Fill { to, bytes: spoilt, value: 0x5a })
+}
+
+/// Copies between two contexts' memory: directly where one has enabled access to the other, else by
+/// way of the host (CUDA C++ Programming Guide, "Peer-to-Peer Memory Copy").
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(
+    to: usize,
+    to_context: usize,
+    from: usize,
+    from_context: usize,
+    bytes: usize,
+    stream: usize,
+) -> c_int {
+    call("cuMemcpyPeerAsync", |driver| {
+        let device = driver.current()?;
+        let ends = [driver.context(from_context)?, driver.context(to_context)?];
+        ends.iter().try_for_each(|end| driver.well(*end))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let way = way(driver, to, from);
+        driver.faults.copy(way);
+        let work = {
+            let state = driver.lock();
+            let (source, target) = (state.memory.block(from), state.memory.block(to));
+            if [source, target].map(|block| block.map(|block| block.device)) != ends.map(Some) {
+                return Err(INVALID_VALUE);
+            }
+            let direct = state.peers.contains(&(ends[0], ends[1]))
+                || state.peers.contains(&(ends[1], ends[0]));
+            driver.counts.moved_between_gpus(direct || ends[0] == ends[1], bytes);
+            let (to, from) = (state.memory.reach(to, bytes)?, state.memory.reach(from, bytes)?);
+            Work::Copy { to, from, bytes }
+        };
+        driver.submit(device, stream, work)?;
+        spoil(driver, device, way, to, bytes, stream)
+    })
 }
 
 macro_rules! synchronous {

@@ -36,6 +36,8 @@ pub struct State {
     pub streams: Streams,
     /// Registered host memory: where it begins, and its length.
     pub pinned: std::collections::BTreeMap<usize, usize>,
+    /// Devices whose context has enabled access to the memory of another device's.
+    pub peers: std::collections::BTreeSet<(usize, usize)>,
     worker: bool,
 }
 

@@ -12,6 +12,9 @@
 //! | `poison` | fresh device memory is full of `0xA5` |
 //! | `latency=50` | each call takes this many microseconds more |
 //! | `sticky=PATH` | lines appended to this file, like `3 700`, are faults of GPU 3: the processes that have a context there get this code from then on |
+//! | `wrong-bytes=0:3` | what is copied from GPU 0 to GPU 3 arrives with other bytes; an end may be `host` |
+//! | `slow-copy=0:3:20` | each copy from GPU 0 to GPU 3 takes this many milliseconds more |
+//! | `hang-copy=0:3` | a copy from GPU 0 to GPU 3 never ends |
 //! | `report=FOLDER` | each process writes what it left, to `PID.json`, when it exits (see `report`) |
 //!
 //! *Invariant:* a part that is not in the table fails `cuInit`.
@@ -21,6 +24,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+
+/// A way of copies: from and to the GPUs with these numbers of NVML's; `None` is the host.
+pub type Way = (Option<u32>, Option<u32>);
 
 #[derive(Default)]
 pub struct Faults {
@@ -37,6 +43,9 @@ pub struct Faults {
     /// The memory of each GPU in bytes.
     pub small: Option<usize>,
     pub report: Option<PathBuf>,
+    wrong_bytes: Vec<Way>,
+    slow_copies: Vec<(Way, Duration)>,
+    hanging_copies: Vec<Way>,
     /// Where faults come from, and how long that file was at first.
     sticky: Option<(PathBuf, u64)>,
 }
@@ -60,6 +69,13 @@ impl FromStr for Faults {
                 }
                 ("small", size) => faults.small = Some(bytes(size).ok_or(())?),
                 ("report", folder) => faults.report = Some(PathBuf::from(folder)),
+                ("wrong-bytes", ends) => faults.wrong_bytes.push(way(ends).ok_or(())?),
+                ("hang-copy", ends) => faults.hanging_copies.push(way(ends).ok_or(())?),
+                ("slow-copy", value) => {
+                    let (ends, millis) = value.rsplit_once(':').ok_or(())?;
+                    let pause = Duration::from_millis(millis.parse().map_err(|_| ())?);
+                    faults.slow_copies.push((way(ends).ok_or(())?, pause));
+                }
                 ("sticky", path) => {
                     let path = PathBuf::from(path);
                     let old = path.metadata().map_or(0, |metadata| metadata.len());
@@ -70,6 +86,16 @@ impl FromStr for Faults {
         }
         Ok(faults)
     }
+}
+
+/// Two ends like `0:3` or `host:3`.
+fn way(text: &str) -> Option<Way> {
+    let end = |text: &str| match text {
+        "host" => Some(None),
+        number => number.parse().ok().map(Some),
+    };
+    let (from, to) = text.split_once(':')?;
+    Some((end(from)?, end(to)?))
 }
 
 /// A size like `100M`, in powers of 1024.
@@ -86,6 +112,23 @@ fn bytes(text: &str) -> Option<usize> {
 }
 
 impl Faults {
+    /// What befalls a copy before it begins.
+    pub fn copy(&self, way: Way) {
+        if self.hanging_copies.contains(&way) {
+            loop {
+                std::thread::park();
+            }
+        }
+        if let Some((_, pause)) = self.slow_copies.iter().find(|(other, _)| *other == way) {
+            std::thread::sleep(*pause);
+        }
+    }
+
+    /// Whether the bytes of a copy arrive otherwise.
+    pub fn spoils(&self, way: Way) -> bool {
+        self.wrong_bytes.contains(&way)
+    }
+
     /// The faults of GPUs since the process began to look: number of the GPU and code.
     pub fn sticky(&self) -> Vec<(u32, i32)> {
         let Some((path, old)) = &self.sticky else { return Vec::new() };

@@ -10,6 +10,10 @@ use crate::faults::Faults;
 use crate::ledger::Ledger;
 use crate::nvml_machine::{Gpu, Machine};
 
+/// Of a GPU in a machine without NVSwitches (CUDA C++ Programming Guide, "Peer-to-Peer Memory
+/// Access").
+const MOST_PEERS: usize = 8;
+
 pub struct Device {
     /// NVML's number.
     pub index: u32,
@@ -23,6 +27,8 @@ pub struct Device {
     /// The GPUs that it has peer access to, by NVML's numbers; `None` for all.
     peers: Option<Vec<u32>>,
     is_mig: bool,
+    /// How many peers it may have at a time; `None` for all, through NVSwitches.
+    pub most_peers: Option<usize>,
     compute_mode: Option<String>,
     /// What all processes have of its memory.
     pub ledger: Arc<Ledger>,
@@ -68,7 +74,12 @@ pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
     if named.is_empty() {
         return Err(NO_DEVICE);
     }
-    named.into_iter().map(|(gpu, slot)| device(&path, gpu, slot, faults)).collect()
+    let most_peers = machine.nvswitch.is_none_or(|count| count == 0).then_some(MOST_PEERS);
+    let all = named.into_iter().map(|(gpu, slot)| {
+        let device = device(&path, gpu, slot, faults)?;
+        Ok(Device { most_peers, ..device })
+    });
+    all.collect()
 }
 
 /// What CUDA counts where nothing is named: all GPUs that are not in MIG mode, or if there is an
@@ -121,6 +132,7 @@ fn device(path: &Path, gpu: &Gpu, slot: Option<usize>, faults: &Faults) -> Answe
         memory_bytes: memory - memory % 4096,
         peers: gpu.peers.clone(),
         is_mig: mig.is_some(),
+        most_peers: None,
         compute_mode: gpu.compute_mode.clone(),
         ledger: Arc::new(ledger),
     })

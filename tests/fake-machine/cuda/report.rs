@@ -21,6 +21,10 @@ pub struct Counts {
     moved: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
+/// What copies between two GPUs are counted as, beside copies within one.
+const STAGED: (&str, &str) = ("device", "other device by way of the host");
+const DIRECT: (&str, &str) = ("device", "other device");
+
 impl Counts {
     pub fn refused(&self, function: &'static str, code: c_int) {
         let mut counts = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,8 +32,16 @@ impl Counts {
     }
 
     pub fn moved(&self, from: Option<&Block>, to: Option<&Block>, bytes: usize) {
+        self.count((kind(from), kind(to)), bytes);
+    }
+
+    pub fn moved_between_gpus(&self, direct: bool, bytes: usize) {
+        self.count(if direct { DIRECT } else { STAGED }, bytes);
+    }
+
+    fn count(&self, way: (&'static str, &'static str), bytes: usize) {
         let mut counts = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry((kind(from), kind(to))).or_default() += bytes as u64;
+        *counts.entry(way).or_default() += bytes as u64;
     }
 }
 

@@ -3,16 +3,14 @@
 //!
 //! *Invariant:* a GPU counts as tried only if the other process has said so.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::child::{self, Child, Heard, order, say};
 use super::{Finding, Severity};
 use cuda_cluster_data::cuda::{self, Device};
-use cuda_cluster_machine::os::process::own_program;
 use cuda_cluster_model::ids::{GpuIndex, GpuUuid, PciAddress};
 use cuda_cluster_model::topology::{Gpu, Topology};
 
@@ -60,20 +58,18 @@ pub(super) struct Found {
 /// Tries the GPUs of a machine; nothing where there are none. MIG instances are left out: CUDA
 /// shows a process one of them at most, and then no GPU, so the others are named.
 pub(super) fn cuda(topology: &Topology) -> Option<Found> {
-    let whole = |gpu: &&Gpu| gpu.mig_mode != Some(true);
+    let whole = |gpu: &&Gpu| child::is_whole(gpu);
     let wanted =
         |gpu: &Gpu| Some(Wanted { index: gpu.index, pci: gpu.pci?, uuid: gpu.uuid.clone() });
     let gpus: Vec<Wanted> = topology.gpus.iter().filter(whole).filter_map(wanted).collect();
     let is_mig = topology.gpus.iter().any(|gpu| !gpu.mig.is_empty());
     topology.driver.as_ref().filter(|_| !gpus.is_empty())?;
     let limit = OPENING + EACH * u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let names: Option<Vec<&str>> =
-        gpus.iter().map(|gpu| gpu.uuid.as_ref().map(GpuUuid::as_str)).collect();
-    let mask = names.filter(|_| is_mig).map(|names| names.join(","));
-    let tried = match ask(&gpus, mask, limit) {
+    let tried = match ask(&gpus, child::mask(topology), limit) {
         Ok(tried) => tried,
         Err(error) => {
-            let finding = Finding::tried(CHECK, Severity::CannotTell, format!("could not be tried: {error}"));
+            let finding =
+                Finding::tried(CHECK, Severity::CannotTell, format!("could not be tried: {error}"));
             return Some(Found { finding, answers: true });
         }
     };
@@ -85,55 +81,23 @@ pub(super) fn cuda(topology: &Topology) -> Option<Found> {
 struct Tried {
     told: Vec<Told>,
     /// How it ended; `None` if it had to be ended.
-    end: Option<std::process::ExitStatus>,
-    /// The last that it wrote to standard error.
-    errors: String,
+    end: Option<ExitStatus>,
+    /// The last line that it wrote to standard error.
+    last_error: Option<String>,
 }
 
 fn ask(gpus: &[Wanted], mask: Option<String>, limit: Duration) -> std::io::Result<Tried> {
-    let mut command = Command::new(own_program());
-    // A mask of the caller's is not the workers'.
-    command.arg(SUBCOMMAND).env_remove("CUDA_VISIBLE_DEVICES");
-    command.envs(mask.map(|mask| ("CUDA_VISIBLE_DEVICES", mask)));
-    let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = piped.spawn()?;
-    let (said, heard) = mpsc::channel();
-    if let Some(output) = child.stdout.take() {
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if let Ok(told) = serde_json::from_str(&line)
-                    && said.send(told).is_err()
-                {
-                    return;
-                }
-            }
-        });
-    }
-    let errors = child.stderr.take().map(|mut errors| {
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            // What it wrote before is told all the same.
-            let _ = errors.by_ref().take(1 << 16).read_to_string(&mut text);
-            text
-        })
-    });
-    if let Some(mut input) = child.stdin.take() {
-        // If it has ended already, its end says why.
-        let _ = serde_json::to_writer(&mut input, gpus).map(|()| input.flush());
-    }
-    let end = Instant::now() + limit;
+    let other = Child::start(SUBCOMMAND, mask, &gpus)?;
+    let until = Instant::now() + limit;
     let mut told = Vec::new();
-    while let Ok(one) = heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
-        told.push(one);
-    }
-    if Instant::now() >= end {
-        // It may hang in the driver, where no signal reaches it, so nobody waits for its end.
-        child.kill()?;
-        return Ok(Tried { told, end: None, errors: String::new() });
-    }
-    let status = child.wait()?;
-    let errors = errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
-    Ok(Tried { told, end: Some(status), errors })
+    let end = loop {
+        match other.hear(until.saturating_duration_since(Instant::now())) {
+            Heard::Told(one) => told.push(one),
+            Heard::Silence => break other.kill()?,
+            Heard::End => break other.end()?,
+        }
+    };
+    Ok(Tried { told, end: end.status, last_error: end.last_error })
 }
 
 fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Finding {
@@ -164,7 +128,7 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
     if !done {
         let asked = gpus.iter().find(|gpu| !works.contains(&gpu.index)).map(|gpu| gpu.index);
         let at = asked.map(|index| format!(" at GPU {index}")).unwrap_or_default();
-        let last = tried.errors.trim_end().lines().last().map(|line| format!(": {line}"));
+        let last = tried.last_error.as_ref().map(|line| format!(": {line}"));
         return match tried.end {
             None => failed(format!("no answer within {limit:.0?}{at}"))
                 .remedy("nvidia-smi may hang, too; dmesg | grep -i xid says what the driver met"),
@@ -181,27 +145,21 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
     }
     let number = works.len();
     let gpus = if number == 1 { "1 GPU".to_owned() } else { format!("{number} GPUs") };
-    Finding::tried(CHECK, Severity::Ok, format!("{gpus}: identity, a context, 1 MiB there and back, an IPC handle"))
+    Finding::tried(
+        CHECK,
+        Severity::Ok,
+        format!("{gpus}: identity, a context, 1 MiB there and back, an IPC handle"),
+    )
 }
 
 /// The other process: reads the GPUs from standard input, and says what works.
 pub(crate) fn main() -> ExitCode {
-    let mut wanted = String::new();
-    let read = std::io::stdin().take(1 << 20).read_to_string(&mut wanted);
-    let gpus: Result<Vec<Wanted>, _> = serde_json::from_str(&wanted);
-    let (Ok(_), Ok(gpus)) = (read, gpus) else { return ExitCode::from(2) };
+    let Some(gpus) = order::<Vec<Wanted>>() else { return ExitCode::from(2) };
     match attempt(&gpus) {
         Ok(()) => ExitCode::SUCCESS,
         // Nobody listens any more.
         Err(_) => ExitCode::FAILURE,
     }
-}
-
-fn say(told: &Told) -> std::io::Result<()> {
-    let mut output = std::io::stdout().lock();
-    serde_json::to_writer(&mut output, told)?;
-    output.write_all(b"\n")?;
-    output.flush()
 }
 
 fn attempt(gpus: &[Wanted]) -> std::io::Result<()> {
@@ -258,7 +216,7 @@ mod tests {
     }
 
     fn tried(told: Vec<Told>) -> Tried {
-        Tried { told, end: Some(std::process::ExitStatus::default()), errors: "a\nb\n".to_owned() }
+        Tried { told, end: Some(ExitStatus::default()), last_error: Some("b".to_owned()) }
     }
 
     fn judged(told: Vec<Told>) -> Finding {

@@ -5,9 +5,11 @@
 //!
 //! *Invariant:* a check is `ok` only for what was looked at.
 
+pub mod bandwidth;
+mod child;
 pub(crate) mod cuda;
 mod tries;
-mod ucx;
+pub(crate) mod ucx;
 
 use cuda_cluster_machine::probe::{Examined, ProbeError};
 use cuda_cluster_model::plan::{EngineKind, Plan};
@@ -64,10 +66,8 @@ pub async fn doctor(examined: &Result<Examined, ProbeError>, plan: Option<&Plan>
 fn driver_of(topology: &Topology) -> Finding {
     let finding = |severity, text: String| Finding::tried("driver", severity, text);
     match (&topology.driver, topology.gpus.len()) {
-        (Some(driver), 0) => {
-            finding(Severity::Warning, format!("{driver}, which shows no GPU"))
-                .remedy("in a container, give it the GPUs (--gpus all)")
-        }
+        (Some(driver), 0) => finding(Severity::Warning, format!("{driver}, which shows no GPU"))
+            .remedy("in a container, give it the GPUs (--gpus all)"),
         (Some(driver), gpus) => finding(Severity::Ok, format!("{driver}, {gpus} GPUs")),
         (None, _) => finding(Severity::Note, "there is none".to_owned())
             .remedy("without a GPU: cuda-cluster up --topology dgx-h100 --simulate"),

@@ -1,10 +1,15 @@
 //! UCX: the libucp that workers would load, the others that are installed, its registration cache.
 //!
-//! *Invariant:* this process opens one libucp: two would mix their parts.
+//! *Invariant:* a process opens one libucp: two would mix their parts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use super::child::{Child, Heard, order, say};
 use cuda_cluster_data::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext, lane_transports};
 use cuda_cluster_machine::probe;
 use cuda_cluster_model::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
@@ -12,6 +17,12 @@ use cuda_cluster_model::preflight::{Finding, Severity};
 use cuda_cluster_model::spec::UcxVersion;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::Topology;
+
+/// The hidden subcommand of the other process.
+pub(crate) const SUBCOMMAND: &str = "__try-ucx";
+
+/// Time to open it: UCX looks at every device, and opens the driver.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// UCX's transport for device memory within a process, which it has wherever it can use CUDA.
 const COPIES: &str = "cuda_copy";
@@ -40,7 +51,7 @@ pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec
     let mut version = None;
     let mut findings = vec![match opened(path.as_deref()) {
         Ok((found, text)) => {
-            version = Some(UcxVersion { major: found.major, minor: found.minor });
+            version = Some(found);
             let is_it = |one: &&InstalledUcx| {
                 path.as_deref().is_some_and(|path| Path::new(&one.path).starts_with(path))
             };
@@ -54,13 +65,14 @@ pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec
                         "UCX found no usable CUDA driver; UCX_LOG_LEVEL=debug ucx_info -d says why",
                     )
                 }
-                Some(best) => finding("ucx", Severity::Ok, format!("{text} ({}, knows CUDA)", best.whose)),
+                Some(best) => {
+                    finding("ucx", Severity::Ok, format!("{text} ({}, knows CUDA)", best.whose))
+                }
                 None => finding("ucx", Severity::Ok, text),
             }
         }
-        Err(error) => {
-            let failed = finding("ucx", Severity::Error, in_full(&error));
-            error.hint().into_iter().fold(failed, Finding::remedy)
+        Err((text, hint)) => {
+            hint.into_iter().fold(finding("ucx", Severity::Error, text), Finding::remedy)
         }
     }];
     findings.extend(version.and_then(|version| registration_cache(version, &caller.variables)));
@@ -91,14 +103,61 @@ pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec
     findings
 }
 
-/// The version of a libucp, as it reports it. This process opens only one: two would mix their
-/// parts.
-fn opened(path: Option<&Path>) -> Result<(ucx::Version, String), ucx::Error> {
-    let library = Library::open(path)?;
-    let resources = UcpContext::new(&library, &[])?.resources()?;
-    let transports = lane_transports(&resources).join(" ");
-    let (version, name) = (library.version(), library.name().display());
-    Ok((version, format!("{version} from {name}: {transports}")))
+/// What the other process says of a libucp.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    /// Its version, and what it has.
+    Opened { version: (u32, u32), text: String },
+    /// It cannot be opened.
+    Fails { text: String, hint: Option<String> },
+}
+
+/// The version of a libucp, as it reports it, and what it has. In a process of its own: a library
+/// may end its process, and writes to standard output as the caller's variables say.
+fn opened(path: Option<&Path>) -> Result<(UcxVersion, String), (String, Option<String>)> {
+    let told = || {
+        let other: Child<Told> = Child::start(SUBCOMMAND, None, &path)?;
+        match other.hear(LIMIT) {
+            Heard::Told(told) => other.end().map(|_| Ok(told)),
+            Heard::Silence => {
+                other.kill()?;
+                Ok(Err(format!("no answer within {LIMIT:.0?}")))
+            }
+            Heard::End => {
+                let ended = other.end()?;
+                let last = ended.last_error.map(|line| format!(": {line}")).unwrap_or_default();
+                let status = ended.status.map(|status| format!(" ({status})")).unwrap_or_default();
+                Ok(Err(format!("the process that opened it ended{status}{last}")))
+            }
+        }
+    };
+    match told() {
+        Ok(Ok(Told::Opened { version: (major, minor), text })) => {
+            Ok((UcxVersion { major, minor }, text))
+        }
+        Ok(Ok(Told::Fails { text, hint })) => Err((text, hint)),
+        Ok(Err(text)) => Err((text, None)),
+        Err(error) => Err((in_full(&error), None)),
+    }
+}
+
+/// The other process: opens the library that it is told of.
+pub(crate) fn main() -> ExitCode {
+    let Some(path) = order::<Option<PathBuf>>() else { return ExitCode::from(2) };
+    let opened = || {
+        let library = Library::open(path.as_deref())?;
+        let resources = UcpContext::new(&library, &[])?.resources()?;
+        let transports = lane_transports(&resources).join(" ");
+        let (version, name) = (library.version(), library.name().display());
+        let text = format!("{version} from {name}: {transports}");
+        Ok(Told::Opened { version: (version.major, version.minor), text })
+    };
+    let told = opened().unwrap_or_else(|error: ucx::Error| Told::Fails {
+        hint: error.hint(),
+        text: in_full(&error),
+    });
+    // Nobody listens any more, if it fails.
+    say(&told).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
 /// Warns if variables disable UCX's registration cache, without which current UCX versions do not
@@ -125,7 +184,8 @@ mod tests {
         let set = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
         let version = |minor| UcxVersion { major: 1, minor };
         let said = registration_cache(version(21), &set("UCX_MEM_EVENTS", "No"));
-        let Some(Finding { severity: Severity::Warning, text, remedy: Some(hint), .. }) = said else {
+        let Some(Finding { severity: Severity::Warning, text, remedy: Some(hint), .. }) = said
+        else {
             panic!("{said:?}")
         };
         assert!(text.contains("UCX_MEM_EVENTS=No") && text.contains("1.21"), "{text}");

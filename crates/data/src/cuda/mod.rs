@@ -20,7 +20,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-pub use driver::{DriverDevice, ForeignContext};
+pub use driver::{CopyEnd, DriverDevice, ForeignContext, PinnedMemory};
 pub use error::Error;
 pub use fault::Fault;
 pub use kernel::{Kernel, Parameter, Scalar};

@@ -47,10 +47,7 @@ pub fn advice(findings: &[Finding], audience: Audience) -> Vec<Advice> {
     all
 }
 
-fn settings(
-    finding: &Finding,
-    audience: Audience,
-) -> Vec<(&'static str, String, &'static str)> {
+fn settings(finding: &Finding, audience: Audience) -> Vec<(&'static str, String, &'static str)> {
     let nccl = audience != Audience::Ucx;
     let bad = finding.severity >= Severity::Warning;
     match finding.id.as_str() {

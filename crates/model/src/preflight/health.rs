@@ -148,42 +148,62 @@ pub(super) const CHECKS: &[Check] = &[
 
 fn remap(scene: &Scene<'_>, report: &mut Report) {
     let from = "no rows wait to be replaced";
-    scene.each_gpu(report, from, |gpu| &gpu.remapped, |_, rows| {
-        let saw = format!(
-            "uncorrectable {}, pending {}, failure {}",
-            rows.uncorrectable, rows.pending, rows.failure
-        );
-        let call = "nvmlDeviceGetRemappedRows";
-        match (rows.failure, rows.pending) {
-            (true, _) => Some(Found::error("a bad row could not be replaced").saw(call, saw)),
-            (_, true) => Some(Found::warning("bad rows wait for a reset").saw(call, saw)),
-            _ => None,
-        }
-    });
+    scene.each_gpu(
+        report,
+        from,
+        |gpu| &gpu.remapped,
+        |_, rows| {
+            let saw = format!(
+                "uncorrectable {}, pending {}, failure {}",
+                rows.uncorrectable, rows.pending, rows.failure
+            );
+            let call = "nvmlDeviceGetRemappedRows";
+            match (rows.failure, rows.pending) {
+                (true, _) => Some(Found::error("a bad row could not be replaced").saw(call, saw)),
+                (_, true) => Some(Found::warning("bad rows wait for a reset").saw(call, saw)),
+                _ => None,
+            }
+        },
+    );
 }
 
 fn retired(scene: &Scene<'_>, report: &mut Report) {
-    scene.each_gpu(report, "no pages wait", |gpu| &gpu.retired_pending, |_, pending| {
-        let found = Found::warning("bad pages wait to be retired");
-        pending.then(|| found.saw("nvmlDeviceGetRetiredPagesPendingStatus", pending))
-    });
+    scene.each_gpu(
+        report,
+        "no pages wait",
+        |gpu| &gpu.retired_pending,
+        |_, pending| {
+            let found = Found::warning("bad pages wait to be retired");
+            pending.then(|| found.saw("nvmlDeviceGetRetiredPagesPendingStatus", pending))
+        },
+    );
 }
 
 fn ecc_errors(scene: &Scene<'_>, report: &mut Report) {
-    scene.each_gpu(report, "no uncorrected errors", |gpu| &gpu.ecc_uncorrected, |_, errors| {
-        let text = format!("{errors} errors of its memory could not be corrected");
-        (*errors > 0)
-            .then(|| Found::warning(text).saw("nvmlDeviceGetTotalEccErrors, volatile", errors))
-    });
+    scene.each_gpu(
+        report,
+        "no uncorrected errors",
+        |gpu| &gpu.ecc_uncorrected,
+        |_, errors| {
+            let text = format!("{errors} errors of its memory could not be corrected");
+            (*errors > 0)
+                .then(|| Found::warning(text).saw("nvmlDeviceGetTotalEccErrors, volatile", errors))
+        },
+    );
 }
 
 fn ecc_mode(scene: &Scene<'_>, report: &mut Report) {
     let on = |gpu: &Gpu| scene.evidence.gpus.get(&gpu.index.0)?.ecc.seen().copied();
-    scene.each_gpu(report, "ECC as their siblings", |gpu| &gpu.ecc, |gpu, own| {
-        let with = scene.siblings(gpu).into_iter().any(|other| on(other) == Some(true));
-        let text = "its memory is not checked (ECC is off), and that of its siblings is";
-        (!own && with).then(|| Found::note(text).saw("nvmlDeviceGetEccMode", "off"))
-    });
+    scene.each_gpu(
+        report,
+        "ECC as their siblings",
+        |gpu| &gpu.ecc,
+        |gpu, own| {
+            let with = scene.siblings(gpu).into_iter().any(|other| on(other) == Some(true));
+            let text = "its memory is not checked (ECC is off), and that of its siblings is";
+            (!own && with).then(|| Found::note(text).saw("nvmlDeviceGetEccMode", "off"))
+        },
+    );
 }
 
 /// `nvmlDeviceGpuRecoveryAction_t`.
@@ -198,12 +218,17 @@ fn action(number: u32) -> &'static str {
 }
 
 fn recovery(scene: &Scene<'_>, report: &mut Report) {
-    scene.each_gpu(report, "nothing wanted", |gpu| &gpu.recovery_action, |_, wanted| {
-        let found = Found::error(format!("the driver wants {}", action(*wanted)));
-        let found = found.saw("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", wanted);
-        let found = if *wanted == 2 { found.remedy("restart the machine") } else { found };
-        (*wanted != 0).then_some(found)
-    });
+    scene.each_gpu(
+        report,
+        "nothing wanted",
+        |gpu| &gpu.recovery_action,
+        |_, wanted| {
+            let found = Found::error(format!("the driver wants {}", action(*wanted)));
+            let found = found.saw("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", wanted);
+            let found = if *wanted == 2 { found.remedy("restart the machine") } else { found };
+            (*wanted != 0).then_some(found)
+        },
+    );
 }
 
 /// Bits of `nvmlClocksEventReasons`.
@@ -214,53 +239,73 @@ const POWER_BRAKE: u64 = 0x80;
 
 fn slowdown(scene: &Scene<'_>, report: &mut Report) {
     let from = "clocks are not held down by hardware";
-    scene.each_gpu(report, from, |gpu| &gpu.clock_reasons, |_, reasons| {
-        let has = |bit| reasons & bit != 0;
-        let found = if has(POWER_BRAKE) {
-            Found::warning("the power supply brakes it (external power brake)")
-        } else if has(THERMAL_BY_HARDWARE) {
-            Found::warning("it is too hot, and its hardware has halved its clocks")
-        } else if has(HARDWARE_SLOWDOWN) {
-            Found::warning("its hardware holds its clocks down")
-        } else if has(THERMAL_BY_SOFTWARE) {
-            Found::note("it is warm, and the driver lowers its clocks")
-        } else {
-            return None;
-        };
-        Some(found.saw("nvmlDeviceGetCurrentClocksEventReasons", format!("{reasons:#x}")))
-    });
+    scene.each_gpu(
+        report,
+        from,
+        |gpu| &gpu.clock_reasons,
+        |_, reasons| {
+            let has = |bit| reasons & bit != 0;
+            let found = if has(POWER_BRAKE) {
+                Found::warning("the power supply brakes it (external power brake)")
+            } else if has(THERMAL_BY_HARDWARE) {
+                Found::warning("it is too hot, and its hardware has halved its clocks")
+            } else if has(HARDWARE_SLOWDOWN) {
+                Found::warning("its hardware holds its clocks down")
+            } else if has(THERMAL_BY_SOFTWARE) {
+                Found::note("it is warm, and the driver lowers its clocks")
+            } else {
+                return None;
+            };
+            Some(found.saw("nvmlDeviceGetCurrentClocksEventReasons", format!("{reasons:#x}")))
+        },
+    );
 }
 
 fn power(scene: &Scene<'_>, report: &mut Report) {
     let limit = |gpu: &Gpu| scene.evidence.gpus.get(&gpu.index.0)?.power_limit_mw.seen().copied();
-    scene.each_gpu(report, "power limits alike", |gpu| &gpu.power_limit_mw, |gpu, own| {
-        let most = scene.siblings(gpu).into_iter().filter_map(limit).max().unwrap_or(*own);
-        let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
-        let text = format!("its limit is {}, and {} elsewhere", watts(*own), watts(most));
-        let saw = "nvmlDeviceGetEnforcedPowerLimit";
-        // Limits that differ by a watt are set by firmware.
-        (*own + 1000 < most).then(|| Found::warning(text).saw(saw, watts(*own)))
-    });
+    scene.each_gpu(
+        report,
+        "power limits alike",
+        |gpu| &gpu.power_limit_mw,
+        |gpu, own| {
+            let most = scene.siblings(gpu).into_iter().filter_map(limit).max().unwrap_or(*own);
+            let watts = |milliwatts: u32| format!("{} W", milliwatts / 1000);
+            let text = format!("its limit is {}, and {} elsewhere", watts(*own), watts(most));
+            let saw = "nvmlDeviceGetEnforcedPowerLimit";
+            // Limits that differ by a watt are set by firmware.
+            (*own + 1000 < most).then(|| Found::warning(text).saw(saw, watts(*own)))
+        },
+    );
 }
 
 fn persistence(scene: &Scene<'_>, report: &mut Report) {
     let daemon = scene.evidence.services.seen();
     let daemon = daemon.is_some_and(|all| all.iter().any(|one| one.starts_with("nvidia-persiste")));
-    scene.each_gpu(report, "the driver stays loaded", |gpu| &gpu.persistence, |_, on| {
-        let text = "the driver forgets it when nobody uses it";
-        let found = Found::note(text).saw("nvmlDeviceGetPersistenceMode", "off");
-        (!on && !daemon).then_some(found)
-    });
+    scene.each_gpu(
+        report,
+        "the driver stays loaded",
+        |gpu| &gpu.persistence,
+        |_, on| {
+            let text = "the driver forgets it when nobody uses it";
+            let found = Found::note(text).saw("nvmlDeviceGetPersistenceMode", "off");
+            (!on && !daemon).then_some(found)
+        },
+    );
 }
 
 fn mig(scene: &Scene<'_>, report: &mut Report) {
-    scene.each_gpu(report, "no mode waits", |gpu| &gpu.mig_after_reset, |gpu, after| {
-        let word = |on: bool| if on { "on" } else { "off" };
-        let now = gpu.mig_mode == Some(true);
-        let text = format!("MIG is {}, and will be {} after a reset", word(now), word(*after));
-        let saw = format!("current {}, pending {}", word(now), word(*after));
-        (*after != now).then(|| Found::warning(text).saw("nvmlDeviceGetMigMode", saw))
-    });
+    scene.each_gpu(
+        report,
+        "no mode waits",
+        |gpu| &gpu.mig_after_reset,
+        |gpu, after| {
+            let word = |on: bool| if on { "on" } else { "off" };
+            let now = gpu.mig_mode == Some(true);
+            let text = format!("MIG is {}, and will be {} after a reset", word(now), word(*after));
+            let saw = format!("current {}, pending {}", word(now), word(*after));
+            (*after != now).then(|| Found::warning(text).saw("nvmlDeviceGetMigMode", saw))
+        },
+    );
 }
 
 fn compute_mode(scene: &Scene<'_>, report: &mut Report) {
@@ -345,7 +390,8 @@ fn held(scene: &Scene<'_>, report: &mut Report) {
                 };
                 let text = format!("it is in use by {}{more}", described(first));
                 let limit = scene.plan.into_iter().flat_map(|plan| &plan.workers);
-                let own = limit.filter(|one| one.gpu.as_ref().is_some_and(|g| g.index == gpu.index));
+                let own =
+                    limit.filter(|one| one.gpu.as_ref().is_some_and(|g| g.index == gpu.index));
                 let wanted: u64 = own.filter_map(|one| one.device_memory_limit_bytes).sum();
                 let left = total.saturating_sub(*used);
                 match wanted > left {

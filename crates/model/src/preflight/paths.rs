@@ -351,9 +351,8 @@ fn read_request(scene: &Scene<'_>, report: &mut Report) {
 }
 
 fn numa(scene: &Scene<'_>, report: &mut Report) {
-    let with_cpus = |node: &&crate::topology::NumaNode| {
-        node.cpus.as_ref().is_none_or(|cpus| !cpus.is_empty())
-    };
+    let with_cpus =
+        |node: &&crate::topology::NumaNode| node.cpus.as_ref().is_none_or(|cpus| !cpus.is_empty());
     let nodes = scene.topology.numa.iter().filter(with_cpus).count();
     if nodes < 2 {
         return;
@@ -380,9 +379,10 @@ fn data_direct(scene: &Scene<'_>, report: &mut Report) {
     let direct = functions.iter().filter(|(_, one)| one.role == FunctionRole::DataDirect);
     let mut well = 0;
     for (pci, function) in direct {
-        let beside = scene.gpus().into_iter().find(|gpu| {
-            gpu.pci.is_some_and(|own| own.domain == pci.domain)
-        });
+        let beside = scene
+            .gpus()
+            .into_iter()
+            .find(|gpu| gpu.pci.is_some_and(|own| own.domain == pci.domain));
         let Some((gpu, own)) = beside.and_then(|gpu| Some((gpu, scene.function(gpu.pci)?))) else {
             continue;
         };

@@ -237,7 +237,8 @@ fn processes(scene: &Scene<'_>, report: &mut Report) {
             "the control group has room for {} more, and the plan needs about {needed}",
             limit.saturating_sub(used)
         );
-        return report.push(Found::warning(text).saw("pids.max, pids.current", format!("{limit}, {used}")));
+        return report
+            .push(Found::warning(text).saw("pids.max, pids.current", format!("{limit}, {used}")));
     }
     match limit(scene, "Max processes") {
         None => report.cannot_tell("/proc/self/limits does not tell it"),
@@ -321,9 +322,9 @@ fn namespaces(scene: &Scene<'_>, report: &mut Report) {
 }
 
 fn group_memory(scene: &Scene<'_>, report: &mut Report) {
-    let planned: u64 = scene.plan.map_or(0, |plan| {
-        plan.workers.iter().filter_map(|worker| worker.memory_limit_bytes).sum()
-    });
+    let planned: u64 = scene
+        .plan
+        .map_or(0, |plan| plan.workers.iter().filter_map(|worker| worker.memory_limit_bytes).sum());
     report.one(&scene.evidence.process.group_memory, "memory.max", |Used { limit, used }| {
         let left = limit.saturating_sub(*used);
         let text = format!(

@@ -142,9 +142,12 @@ fn nearest(scene: &Scene<'_>, report: &mut Report) {
     let mut well = 0;
     for gpu in scene.gpus() {
         let planned = scene.workers_on(gpu);
-        let Some(worker) = scene.plan.into_iter().flat_map(|plan| &plan.workers).find(|worker| {
-            planned.contains(&worker.name) && !worker.nics.is_empty()
-        }) else {
+        let Some(worker) = scene
+            .plan
+            .into_iter()
+            .flat_map(|plan| &plan.workers)
+            .find(|worker| planned.contains(&worker.name) && !worker.nics.is_empty())
+        else {
             continue;
         };
         match nearer(scene, gpu, &worker.nics[0].nic) {
@@ -177,7 +180,10 @@ fn nearer(scene: &Scene<'_>, gpu: &Gpu, own: &str) -> Option<(String, String, Li
 fn rate(scene: &Scene<'_>, report: &mut Report) {
     let ports = scene.ports();
     let rates = |layer: Option<LinkLayer>| {
-        ports.iter().filter(move |(_, port)| port.link_layer == layer).filter_map(|(_, p)| p.rate_gbps)
+        ports
+            .iter()
+            .filter(move |(_, port)| port.link_layer == layer)
+            .filter_map(|(_, p)| p.rate_gbps)
     };
     let mut well = 0;
     for (nic, port) in &ports {
@@ -268,8 +274,10 @@ fn gpudirect(scene: &Scene<'_>, report: &mut Report) {
         (Some(false), Some(false)) => {
             let loaded = driver.peermem.seen() == Some(&true);
             let text = match loaded {
-                true => "nvidia_peermem is loaded, but has registered with nobody, and there is no \
-                         dma-buf",
+                true => {
+                    "nvidia_peermem is loaded, but has registered with nobody, and there is no \
+                         dma-buf"
+                }
                 false => "nvidia_peermem is not loaded, and there is no dma-buf",
             };
             let kind = if driver.open.seen() == Some(&true) { "open" } else { "proprietary" };

@@ -164,9 +164,8 @@ fn nccl_topology(scene: &Scene<'_>, report: &mut Report) {
             None => continue,
             Some(Err(why)) => format!("{value} cannot be read: {why}"),
             Some(Ok(gpus)) => {
-                let here = |pci: &PciAddress| {
-                    scene.topology.gpus.iter().any(|gpu| gpu.pci == Some(*pci))
-                };
+                let here =
+                    |pci: &PciAddress| scene.topology.gpus.iter().any(|gpu| gpu.pci == Some(*pci));
                 let foreign = gpus.iter().filter(|pci| !here(pci)).count();
                 if foreign == 0 {
                     report.ok(format!("{value} is of this machine"));
@@ -193,7 +192,9 @@ fn ucx(scene: &Scene<'_>, report: &mut Report) {
                 format!("UCX_TLS={value} in {place} forbids a transport of GPU memory")
             }
             "UCX_MEMTYPE_CACHE" if value.eq_ignore_ascii_case("n") => {
-                format!("{name}={value} in {place}: each message asks the driver whose memory it is")
+                format!(
+                    "{name}={value} in {place}: each message asks the driver whose memory it is"
+                )
             }
             "UCX_PROTO_ENABLE" if value.eq_ignore_ascii_case("n") => {
                 format!("{name}={value} in {place} chooses UCX's old protocols")
@@ -225,9 +226,8 @@ fn allocator(scene: &Scene<'_>, report: &mut Report) {
         report.push(if own { found.at_most(Severity::Note) } else { found });
     }
     let version = scene.plan.and_then(|plan| plan.ucx?.version);
-    let pools = scene.workers(|worker| {
-        worker.rmm.as_ref().is_some_and(|rmm| rmm.asynchronous || rmm.managed)
-    });
+    let pools = scene
+        .workers(|worker| worker.rmm.as_ref().is_some_and(|rmm| rmm.asynchronous || rmm.managed));
     if !pools.is_empty() && scene.gpus().len() > 1 {
         let shared = version.is_some_and(|version| version >= SHARES_POOLS_SINCE);
         let version = version.map_or("unknown".to_owned(), |version| version.to_string());
@@ -253,10 +253,11 @@ fn debugging(scene: &Scene<'_>, report: &mut Report) {
                 (on, Severity::Note)
             }
             "NCCL_DEBUG" => (["trace", "info"].contains(&lower.as_str()), Severity::Note),
-            "UCX_LOG_LEVEL" => {
-                (["debug", "trace", "req", "data", "async", "func", "poll"].contains(&lower.as_str()),
-                 Severity::Warning)
-            }
+            "UCX_LOG_LEVEL" => (
+                ["debug", "trace", "req", "data", "async", "func", "poll"]
+                    .contains(&lower.as_str()),
+                Severity::Warning,
+            ),
             _ => continue,
         };
         if bad {
@@ -316,7 +317,8 @@ fn order(scene: &Scene<'_>, report: &mut Report) {
     match by_place {
         true => report.ok("PCI_BUS_ID, as nvidia-smi's"),
         false => {
-            let text = format!("the machine has {} models, and CUDA puts the fastest first", models.len());
+            let text =
+                format!("the machine has {} models, and CUDA puts the fastest first", models.len());
             report.push(Found::note(text).saw("CUDA_DEVICE_ORDER", "not set"));
         }
     }

@@ -1,4 +1,4 @@
-//! What a link between two workers can carry.
+//! What a link between two workers, two GPUs, or a GPU and the host can carry.
 //!
 //! Pure. The numbers are vendors' per direction, and what good software measures with large
 //! messages: NVLink 20 GB/s a link on P100, 25 from V100 to H200, 50 on B200; PCIe after encoding.
@@ -8,7 +8,7 @@
 use crate::peer::MemoryKind;
 use cuda_cluster_model::ids::GpuIndex;
 use cuda_cluster_model::plan::{Plan, WorkerPlan};
-use cuda_cluster_model::topology::{Device, Gpu, LinkKind, PcieLink, Topology};
+use cuda_cluster_model::topology::{Device, Gpu, LinkKind, NvLink, NvLinkPeer, PcieLink, Topology};
 
 /// What a link carries in one direction, in 10⁹ bytes per second.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +30,9 @@ impl Limit {
 
 /// Host memory within a machine, copied once by one core; no fixed limit.
 const HOST_USUAL: f64 = 10.0;
+
+/// The share of NVLink-C2C that copies reach.
+const C2C_SHARE: f64 = 0.80;
 
 /// One link's rate, and the share of it that good software reaches, by major compute capability.
 fn nvlink(major: u32) -> (f64, f64) {
@@ -77,27 +80,54 @@ fn index(worker: &WorkerPlan) -> Option<GpuIndex> {
     worker.gpu.as_ref().map(|gpu| gpu.index)
 }
 
-fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
+/// The limit of the link between a GPU and the host memory near it; `None` if unknown.
+pub fn to_host(machine: &Topology, gpu: &Gpu) -> Option<Limit> {
+    if let Some(most) = gpu.c2c.and_then(|links| links.gb_per_s) {
+        let link = "NVLink-C2C".to_owned();
+        return Some(Limit { link, most: Some(most), usual: most * C2C_SHARE });
+    }
+    let is_to_cpu = |link: &&NvLink| link.active && link.peer == NvLinkPeer::Cpu;
+    let links = gpu.nvlinks.iter().filter(is_to_cpu).count();
+    if let Some(links) = u8::try_from(links).ok().filter(|links| *links > 0) {
+        return Some(of_nvlinks(links, &[gpu]));
+    }
+    let ports = machine.ancestry().above(gpu.parent.as_deref());
+    let ports = ports.into_iter().filter_map(|bridge| bus(bridge.pcie.as_ref()));
+    let end = bus(gpu.pcie.as_ref())?;
+    let path = ports.chain([end.clone()]).reduce(narrowest)?;
+    // As between GPUs: a virtual machine's ports decide nothing.
+    Some(Limit { most: end.most, ..path })
+}
+
+/// The limit of so many NVLinks of these GPUs.
+fn of_nvlinks(links: u8, ends: &[&Gpu]) -> Limit {
+    let majors = ends.iter().filter_map(|gpu| gpu.compute_capability.map(|known| known.major));
+    // Without a generation the slowest in use.
+    let (whole, share) = nvlink(majors.min().unwrap_or(7));
+    // Graphics cards have slower links than their generation (RTX A6000, A40: 14.06). What the
+    // source tells includes the protocol's overhead.
+    let told = ends.iter().filter_map(|gpu| gpu.slowest_nvlink_gb_per_s());
+    let most = told.fold(whole, f64::min) * f64::from(links);
+    Limit { link: LinkKind::Nv(links).to_string(), most: Some(most), usual: most * share }
+}
+
+fn narrowest(one: Limit, other: Limit) -> Limit {
+    if other.most < one.most { other } else { one }
+}
+
+/// The limit of the link between two GPUs; `None` if unknown.
+pub fn between(machine: &Topology, a: &Gpu, b: &Gpu) -> Option<Limit> {
     match machine.links.between(Device::Gpu(a.index), Device::Gpu(b.index))? {
         // Within one GPU: the bandwidth of its memory, which no source reports.
         LinkKind::X => None,
-        kind @ LinkKind::Nv(links) => {
-            let major = a.compute_capability?.major.min(b.compute_capability?.major);
-            let (whole, share) = nvlink(major);
-            // Graphics cards have slower links than their generation (RTX A6000, A40: 14.06). What
-            // the source tells includes the protocol's overhead.
-            let told = [a, b].into_iter().filter_map(Gpu::slowest_nvlink_gb_per_s);
-            let rate = told.fold(whole, f64::min);
-            let most = rate * f64::from(links);
-            Some(Limit { link: kind.to_string(), most: Some(most), usual: most * share })
+        LinkKind::Nv(links) => {
+            a.compute_capability.and(b.compute_capability)?;
+            Some(of_nvlinks(links, &[a, b]))
         }
         kind => {
             let ports = machine.ancestry().between(a.parent.as_deref(), b.parent.as_deref());
             let ports = ports.into_iter().filter_map(|bridge| bus(bridge.pcie.as_ref()));
             let ends = [bus(a.pcie.as_ref())?, bus(b.pcie.as_ref())?];
-            let narrowest = |one: Limit, other: Limit| {
-                if other.most < one.most { other } else { one }
-            };
             let [first, second] = ends.clone();
             // A virtual machine's ports tell nothing of what they carry, so that only the ends
             // decide what cannot be.
@@ -192,6 +222,26 @@ mod tests {
         let narrow = of(&machine, 0, 1);
         assert_eq!((narrow.link.as_str(), narrow.most), ("PCIe 4.0 x4", Some(31.5)));
         assert!(narrow.usual < 31.5 / 4.0, "{narrow:?}");
+    }
+
+    #[test]
+    fn the_way_to_the_host_is_the_bus_or_what_joins_the_chips() {
+        let of = |machine: &str| {
+            let text = topology::builtin(machine).expect("built in");
+            let machine = topology::parse(text).expect("it reads");
+            to_host(&machine, &machine.gpus[0]).map(|limit| (limit.link, limit.most))
+        };
+        let known = |link: &str, most| Some((link.to_owned(), Some(most)));
+        assert_eq!(of("dgx-h100"), known("PCIe 5.0 x16", 63.0));
+        assert_eq!(of("dgx-a100"), known("PCIe 4.0 x16", 31.5));
+        assert_eq!(of("ibm-ac922"), known("NV3", 75.0));
+        let text = topology::builtin("dgx-h100").expect("built in");
+        let mut machine = topology::parse(text).expect("it reads");
+        machine.gpus[0].c2c = Some(topology::ChipLinks { links: 10, gb_per_s: Some(450.0) });
+        let limit = to_host(&machine, &machine.gpus[0]).expect("a limit");
+        assert_eq!((limit.link.as_str(), limit.most), ("NVLink-C2C", Some(450.0)));
+        machine.gpus[1].pcie = None;
+        assert_eq!(to_host(&machine, &machine.gpus[1]), None);
     }
 
     #[test]

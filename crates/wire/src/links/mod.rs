@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 
 use self::expected::broken_fabric;
 pub use self::expected::{Expected, missing, proven};
-pub use self::limits::{Limit, limit};
+pub use self::limits::{Limit, between, limit, to_host};
 use crate::native::{Mapped, Measurement, Quantity, Samples};
 use crate::peer::MemoryKind;
 use crate::status::MissingPort;

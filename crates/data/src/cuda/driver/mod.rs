@@ -7,6 +7,7 @@
 
 mod foreign;
 mod kernel;
+mod transfers;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -25,6 +26,7 @@ use cuda_cluster_model::ids::{GpuUuid, PciAddress};
 
 pub use self::foreign::ForeignContext;
 pub(super) use self::foreign::ForeignMemory;
+pub use self::transfers::{CopyEnd, PinnedMemory};
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: c_int = 0;

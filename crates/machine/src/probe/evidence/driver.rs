@@ -93,9 +93,8 @@ pub(super) fn services(options: &Options) -> Look<Vec<String>> {
         pid.parse::<u32>().ok()?;
         first_line(&options.procfs.join(pid).join("comm"))
     };
-    let is_ours = |name: &String| {
-        name.starts_with("nvidia-") || name.starts_with("nv-") || name == "nvlsm"
-    };
+    let is_ours =
+        |name: &String| name.starts_with("nvidia-") || name.starts_with("nv-") || name == "nvlsm";
     let mut found: Vec<String> = processes.iter().filter_map(name).filter(is_ours).collect();
     found.sort_unstable();
     found.dedup();

@@ -71,7 +71,9 @@ fn read(path: &Path, role: FunctionRole, listed: bool) -> Function {
         iommu: match iommu_group {
             None => Look::NotThere,
             Some(_) => match text(&path.join("iommu_group/type")) {
-                Look::NotThere => Look::Unseen("the kernel does not tell a group's type".to_owned()),
+                Look::NotThere => {
+                    Look::Unseen("the kernel does not tell a group's type".to_owned())
+                }
                 look => look,
             },
         },
@@ -98,8 +100,8 @@ impl Space {
     fn read(path: &Path) -> Self {
         let file = path.join("config");
         let mut bytes = Vec::with_capacity(4096);
-        let read = std::fs::File::open(&file)
-            .and_then(|file| file.take(4096).read_to_end(&mut bytes));
+        let read =
+            std::fs::File::open(&file).and_then(|file| file.take(4096).read_to_end(&mut bytes));
         Self(match read {
             Ok(length) if length <= PUBLIC => {
                 Look::Unseen("root alone may read a configuration space".to_owned())

@@ -152,16 +152,21 @@ mod tests {
         let folder = tempfile::tempdir().expect("a directory");
         let group = folder.path().join("a/b");
         std::fs::create_dir_all(&group).expect("made");
-        for (at, limit, used, cpus) in
-            [("", "max", "9", "max 100000"), ("a", "400", "390", "150000 100000"), ("a/b", "500", "100", "max 100000")]
-        {
+        for (at, limit, used, cpus) in [
+            ("", "max", "9", "max 100000"),
+            ("a", "400", "390", "150000 100000"),
+            ("a/b", "500", "100", "max 100000"),
+        ] {
             let at = folder.path().join(at);
             std::fs::write(at.join("pids.max"), limit).expect("written");
             std::fs::write(at.join("pids.current"), used).expect("written");
             std::fs::write(at.join("cpu.max"), cpus).expect("written");
         }
         let groups = Groups(groups_of(folder.path(), "a/b"));
-        assert_eq!(groups.used("pids.max", "pids.current"), Look::Seen(Used { limit: 400, used: 390 }));
+        assert_eq!(
+            groups.used("pids.max", "pids.current"),
+            Look::Seen(Used { limit: 400, used: 390 })
+        );
         assert_eq!(groups.cpus(), Look::Seen(1.5));
         assert_eq!(groups.used("memory.max", "memory.current"), Look::NotThere);
     }
