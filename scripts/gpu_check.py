@@ -427,13 +427,29 @@ def doctor(machine: Machine) -> None:
     done = machine.run("doctor", "-o", "json", environment=named)
     findings = json.loads(done.stdout)["findings"]
     machine.report["doctor"] = findings
-    about_gpus = {"nvidia driver", "cuda", "ucx", "ucx for GPUs"}
+    about_gpus = {"driver", "cuda", "ucx", "ucx-cuda"}
     bad = [
         one for one in findings
-        if one["verdict"] == "failed" or (one["check"] in about_gpus and one["verdict"] == "warning")
+        if one["severity"] == "error" or (one["id"] in about_gpus and one["severity"] == "warning")
     ]  # fmt: skip
     if bad:
-        raise Failed("; ".join(f"{one['check']}: {one['text']} (hint: {one['hint']})" for one in bad))
+        told = (f"{one['id']}: {one['text']} (do: {one.get('remedy', 'see --explain')})" for one in bad)
+        raise Failed("; ".join(told))
+
+
+@check("bandwidth", "copies between the host and each GPU, and between GPUs, by the driver alone: bytes and speed")
+def bandwidth(machine: Machine) -> str:
+    done = machine.run("doctor", "--bandwidth", "-o", "json", timeout=300)
+    rows = json.loads(done.stdout).get("bandwidth", [])
+    machine.report["bandwidth"] = rows
+    wrong = {"failed"} if STAND_IN else {"failed", "slow"}
+    bad = [row for row in rows if row["verdict"] in wrong]
+    if bad or not rows:
+        told = (f"{row['from']} to {row['to']}: {row['text']}" for row in bad[:5])
+        raise Failed("; ".join(told) or "nothing was measured")
+    speeds = sorted(row["gb_per_s"] for row in rows if row["gb_per_s"])
+    left_out = sum(row["verdict"] == "left_out" for row in rows)
+    return f"{len(rows)} ways, {speeds[0]:.1f} to {speeds[-1]:.1f} GB/s, {left_out} left out"
 
 
 @check("the NVLink fabric", "every GPU is registered, and NVLinks that are up have peer access")
@@ -710,12 +726,14 @@ def rdma(machine: Machine) -> str:
     if not machine.topo["nics"]:
         raise NotChecked("no InfiniBand or RoCE adapter")
     root = os.environ.get("CUDA_CLUSTER_SYSFS", "/sys")
-    peermem = Path(root, "module/nvidia_peermem").exists() or Path(root, "module/nv_peer_mem").exists()
+    # Who has registered, not which module is loaded.
+    peers = Path(root, "kernel/mm/memory_peers")
+    peermem = peers.is_dir() and any(peers.iterdir())
     with Asked("") as asked:
         buffers = [asked("attribute", gpu["pci"], 124) for gpu in machine.gpus]
     if not peermem and not all(buffers):
         raise Failed(
-            "neither nvidia_peermem is loaded nor dma-buf supported: NICs get device memory through the host"
+            "neither nvidia_peermem is registered nor dma-buf supported: NICs get device memory through the host"
         )
     how = "nvidia_peermem" if peermem else "dma-buf"
     if STAND_IN:

@@ -19,7 +19,7 @@ fn finding(machine: &Machine, check: &str) -> Value {
     let said = machine.run(&["doctor", "-o", "json"], &[]);
     let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
     let findings = document["findings"].as_array().expect("findings");
-    let found = findings.iter().find(|finding| finding["check"] == check);
+    let found = findings.iter().find(|finding| finding["id"] == check);
     found.unwrap_or_else(|| panic!("{check} is looked at: {said}")).clone()
 }
 
@@ -231,7 +231,7 @@ fn a_worker_whose_gpu_answers_every_call_with_an_error_is_ended_whatever_the_err
 fn doctor_tries_cuda_on_each_gpu() {
     let Some(machine) = Machine::new("CUDA works", "") else { return };
     let found = finding(&machine, "cuda");
-    assert_eq!(found["verdict"], "ok", "{found}");
+    assert_eq!(found["severity"], "ok", "{found}");
     assert!(found["text"].as_str().is_some_and(|text| text.starts_with("8 GPUs: ")), "{found}");
 }
 
@@ -248,12 +248,12 @@ fn doctor_and_up_say_what_to_do_where_no_program_can_use_cuda() {
         let faults = format!("init={code}");
         let Some(machine) = Machine::new("CUDA does not work", &faults) else { return };
         let found = finding(&machine, "cuda");
-        assert_eq!(found["verdict"], "failed", "{found}");
+        assert_eq!(found["severity"], "error", "{found}");
         let text = found["text"].as_str().expect("a text");
         assert!(text.contains("cuInit failed") && text.contains(&code.to_string()), "{found}");
-        assert!(found["hint"].as_str().is_some_and(|hint| hint.contains(words)), "{found}");
+        assert!(found["remedy"].as_str().is_some_and(|hint| hint.contains(words)), "{found}");
         let ucx = finding(&machine, "ucx");
-        assert_eq!(ucx["verdict"], "warning", "{ucx}");
+        assert_eq!(ucx["severity"], "warning", "{ucx}");
         assert!(ucx["text"].as_str().is_some_and(|text| text.contains("cuda_copy")), "{ucx}");
         let up = machine.up(&["--n-workers", "1"], &[]);
         assert_ne!(up.code, 0, "{up}");
@@ -267,9 +267,9 @@ fn doctor_says_that_there_is_no_libcuda() {
     let Some(machine) = Machine::new("no libcuda", "") else { return };
     let machine = machine.without_driver();
     let found = finding(&machine, "cuda");
-    assert_eq!(found["verdict"], "failed", "{found}");
+    assert_eq!(found["severity"], "error", "{found}");
     assert!(found["text"].as_str().is_some_and(|text| text.contains("libcuda.so.1")), "{found}");
-    let hint = found["hint"].as_str().expect("a hint");
+    let hint = found["remedy"].as_str().expect("a hint");
     assert!(hint.contains("NVIDIA_DRIVER_CAPABILITIES"), "{found}");
     let up: Said = machine.up(&["--n-workers", "1"], &[]);
     assert!(up.code != 0 && up.stderr.contains("NVIDIA_DRIVER_CAPABILITIES"), "{up}");
@@ -280,7 +280,7 @@ fn doctor_says_that_there_is_no_libcuda() {
 fn a_worker_does_not_begin_on_another_gpu_than_the_plans() {
     let Some(machine) = Machine::new("another GPU", "other-uuid") else { return };
     let found = finding(&machine, "cuda");
-    assert_eq!(found["verdict"], "failed", "{found}");
+    assert_eq!(found["severity"], "error", "{found}");
     assert!(found["text"].as_str().is_some_and(|text| text.contains("CUDA has GPU-")), "{found}");
     let up = machine.up(&["--n-workers", "1"], &[]);
     assert_ne!(up.code, 0, "{up}");
@@ -292,12 +292,12 @@ fn a_worker_does_not_begin_on_another_gpu_than_the_plans() {
 fn doctor_ends_where_the_driver_does_not_answer() {
     let Some(machine) = Machine::on("gh200", "a driver that hangs", "hang") else { return };
     let said = machine.run(&["doctor", "-o", "json"], &[]);
-    assert_eq!(said.code, 1, "{said}");
+    assert_eq!(said.code, 4, "{said}");
     let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
     for (check, words) in [("cuda", "no answer within 30s at GPU 0"), ("ucx", "not opened")] {
         let mut findings = document["findings"].as_array().expect("findings").iter();
-        let found = findings.find(|finding| finding["check"] == check).expect(check);
-        assert_eq!(found["verdict"], "failed", "{found}");
+        let found = findings.find(|finding| finding["id"] == check).expect(check);
+        assert_eq!(found["severity"], "error", "{found}");
         assert!(found["text"].as_str().is_some_and(|text| text.contains(words)), "{found}");
     }
 }
@@ -330,7 +330,7 @@ fn compute_modes_are_heeded() {
 fn each_worker_has_its_own_mig_instance() {
     let Some(machine) = Machine::on("dgx-a100-mig", "MIG", "") else { return };
     let found = finding(&machine, "cuda");
-    assert_ne!(found["verdict"], "failed", "{found}");
+    assert_ne!(found["severity"], "error", "{found}");
     let up = machine.up(&["--n-workers", "3"], &[]);
     assert_eq!(up.code, 0, "{up}");
     let workers = seen(&machine);

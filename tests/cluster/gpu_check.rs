@@ -150,10 +150,12 @@ fn a_gpu_that_others_have_filled_is_found() {
 fn nics_that_cannot_read_gpus_are_found() {
     let Some(machine) = Machine::new("no peermem", "") else { return };
     let check = "GPUDirect RDMA";
+    let peers = machine.root().join("sys/kernel/mm/memory_peers");
+    // The module is loaded, and has registered with nobody.
+    std::fs::remove_dir_all(&peers).expect("it was there");
     let said = machine.gpu_check(check);
-    machine.assert_found(&said, check, &["neither nvidia_peermem is loaded nor dma-buf"]);
-    let module = machine.root().join("sys/module/nvidia_peermem");
-    std::fs::create_dir_all(module).expect("made");
+    machine.assert_found(&said, check, &["neither nvidia_peermem is registered nor dma-buf"]);
+    std::fs::create_dir_all(peers.join("nv_mem")).expect("made");
     let said = machine.gpu_check(check);
     assert_eq!(said.code, 0, "{said}");
 }

@@ -50,7 +50,7 @@ fn page(check: &Check) -> String {
         ("if bad", check.consequence),
         ("source", check.source),
         ("do", check.remedy),
-        ("cost", cost),
+        ("which", cost),
     ];
     for (head, words) in rows {
         if !words.is_empty() {

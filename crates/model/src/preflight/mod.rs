@@ -114,11 +114,11 @@ impl Cost {
     /// In words.
     pub fn text(self) -> &'static str {
         match self {
-            Cost::Nothing => "costs nothing: the next start of a program has it",
-            Cost::Root => "costs root, and no job",
-            Cost::Jobs => "costs root, and the jobs on the GPUs concerned",
-            Cost::Restart => "costs a restart of the machine, or of the container",
-            Cost::Hands => "costs hands: a cable, a card or a part",
+            Cost::Nothing => "costs nothing",
+            Cost::Root => "needs root, and ends no job",
+            Cost::Jobs => "needs root, and ends the jobs on the GPU",
+            Cost::Restart => "needs a restart of the machine or the container",
+            Cost::Hands => "needs hands: a cable, a card, a part",
         }
     }
 }
