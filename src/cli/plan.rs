@@ -81,7 +81,8 @@ pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
     let Some(src) = &request.spec.topology else {
         cluster::check_interface(request, &caller)
             .map_err(|error| Keys::of(request).unprepared(error))?;
-        let plan = decided(&source::live()?.topology, request, &caller)?;
+        let plan = cluster::decide(&source::examined(&caller)?, request, &caller)
+            .map_err(|error| Keys::of(request).no_plan(error))?;
         cluster::check_here(&plan).map_err(|error| Keys::of(request).unprepared(error))?;
         return Ok(plan);
     };

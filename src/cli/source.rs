@@ -8,21 +8,30 @@ use std::path::Path;
 
 use super::failure::{Exit, Failure};
 use super::input::{self, InputError};
-use crate::probe::{self, Options, ProbeError, Probed};
+use crate::cluster;
+use crate::plan::CallerEnvironment;
+use crate::probe::{self, Examined, Options, ProbeError, Probed};
 use crate::topology::{self, SIZE_LIMIT, Topology};
 
 /// Probes this machine.
 pub(crate) fn live() -> Result<Probed, Failure> {
-    Options::from_environment().and_then(|options| probe::probe(&options)).map_err(|error| {
-        let hint = error.hint();
-        let exit = match error {
-            ProbeError::Limit(_) => Exit::Usage,
-            ProbeError::Driver(_) | ProbeError::DriverHangs { .. } | ProbeError::Thread(_) => {
-                Exit::Failed
-            }
-        };
-        Failure::new(exit, error).maybe_hint(hint)
-    })
+    Options::from_environment().and_then(|options| probe::probe(&options)).map_err(broken)
+}
+
+/// Probes this machine, with what preflight judges.
+pub(crate) fn examined(caller: &CallerEnvironment) -> Result<Examined, Failure> {
+    cluster::examine(caller).map_err(broken)
+}
+
+fn broken(error: ProbeError) -> Failure {
+    let hint = error.hint();
+    let exit = match error {
+        ProbeError::Limit(_) => Exit::Usage,
+        ProbeError::Driver(_) | ProbeError::DriverHangs { .. } | ProbeError::Thread(_) => {
+            Exit::Failed
+        }
+    };
+    Failure::new(exit, error).maybe_hint(hint)
 }
 
 /// Loads a topology from a path, from `-` (standard input), or by the name of a built-in machine.

@@ -293,14 +293,7 @@ fn the_doctor_checks_this_machine_and_says_what_to_do() {
     let json = sandbox.run(&["doctor", "-o", "json"]);
     let told: serde_json::Value = serde_json::from_str(&json.stdout).expect("JSON");
     let findings = told["findings"].as_array().expect("findings");
-    for check in [
-        "driver",
-        "ucx",
-        "other-users",
-        "containment",
-        "shared-memory",
-        "python",
-    ] {
+    for check in ["driver", "ucx", "other-users", "containment", "shared-memory", "python"] {
         assert!(findings.iter().any(|finding| finding["id"] == check), "{check}: {json}");
     }
     // The tests need UCX, so it is installed; a file that is not a library is an error with a hint.

@@ -199,7 +199,7 @@ fn nvlinks_are_compared_with_siblings() {
     };
     assert!(tray().finds("imex", Note, "no channel").minor);
     let there = tray().file("dev/nvidia-caps-imex-channels/channel0", "");
-    assert_eq!(there.doctor().of("imex")[0].severity, cuda_cluster::preflight::Severity::Ok);
+    assert_eq!(there.judged().of("imex")[0].severity, cuda_cluster::preflight::Severity::Ok);
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn clocks_and_power_that_hardware_limits_are_told() {
     let forgets = |place: Place| place.health(0, json!({"persistence": false}));
     forgets(on(H100)).finds("persistence", Note, "GPU0");
     let daemon = forgets(on(H100)).file("proc/99/comm", "nvidia-persiste\n");
-    assert!(daemon.doctor().of("persistence").iter().all(|one| one.severity != Note));
+    assert!(daemon.judged().of("persistence").iter().all(|one| one.severity != Note));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn modes_that_are_in_the_way_are_told() {
         mode(ComputeMode::ExclusiveProcess).asked(&two).variable("CUDA_MPS_PIPE_DIRECTORY", pipe);
     let served = served.file("proc/55/comm", "nvidia-cuda-mps\n");
     served.is_well("compute-mode");
-    assert_eq!(served.doctor().of("mps")[0].severity, cuda_cluster::preflight::Severity::Ok);
+    assert_eq!(served.judged().of("mps")[0].severity, cuda_cluster::preflight::Severity::Ok);
     let stale = on(H100).variable("CUDA_MPS_PIPE_DIRECTORY", pipe);
     stale.finds("mps", Error, "nobody serves it");
 }
@@ -326,7 +326,7 @@ fn rdma_adapters_that_cannot_carry_what_is_planned_are_told() {
     });
     all_down.finds("rdma-ports", Warning, "no active port");
     let one_down = with_nics().described(|it| it.nics[0].ports[0].state = Some(PortState::Init));
-    let said = one_down.doctor();
+    let said = one_down.judged();
     assert!(said.of("rdma-nearest").iter().any(|one| one.is_bad()), "{:#?}", said.findings);
     let slow = with_nics().described(|it| it.nics[0].ports[0].rate_gbps = Some(200.0));
     slow.finds("rdma-rate", Warning, "200 Gb/s, and its siblings 400");
@@ -477,7 +477,7 @@ fn switches_of_an_old_day_are_told_with_their_place() {
     assert!(
         set("https_proxy", "http://me:secret@proxy:1").finds("proxies", Note, "https_proxy").minor
     );
-    let secret = set("https_proxy", "http://me:secret@proxy:1").doctor();
+    let secret = set("https_proxy", "http://me:secret@proxy:1").judged();
     assert!(!secret.document.to_string().contains("secret"));
 }
 

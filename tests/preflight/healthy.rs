@@ -8,7 +8,7 @@ use crate::machine::on;
 #[test]
 fn nothing_is_said_of_any_built_in_machine() {
     for name in builtin_names() {
-        let said = on(name).doctor();
+        let said = on(name).judged();
         assert!(said.bad().is_empty(), "{name}: {:#?}", said.bad());
     }
 }
@@ -29,10 +29,10 @@ fn an_idle_gpu_is_well() {
             link.gt_per_s = Some(2.5);
         });
     });
-    assert!(idle.doctor().bad().is_empty());
+    assert!(idle.judged().bad().is_empty());
     // A cap of power by software is set by people (azurehpc#595); 1 is idle, 4 the cap.
     let capped = on("dgx-h100").health(0, json!({"clocks_event_reasons": 5}));
-    assert!(capped.doctor().bad().is_empty());
+    assert!(capped.judged().bad().is_empty());
 }
 
 #[test]
@@ -41,14 +41,14 @@ fn a_card_without_a_bridge_is_well() {
     let alone = on("a100-pcie-4-bridges").described(|it| {
         it.gpus[3].nvlinks.iter_mut().for_each(|link| link.active = false);
     });
-    assert!(alone.doctor().of("nvlinks-down").iter().all(|one| !one.is_bad()));
+    assert!(alone.judged().of("nvlinks-down").iter().all(|one| !one.is_bad()));
 }
 
 #[test]
 fn machines_without_a_fabric_manager_of_their_own_are_well() {
     // gpud#1106, #1206: GH200 has no NVSwitch, and a tray's manager is elsewhere.
     for name in ["gh200", "gb200-nvl72-tray"] {
-        let said = on(name).doctor();
+        let said = on(name).judged();
         let fabric = ["fabric-state", "subnet-manager", "fabric-clique"];
         assert!(said.bad().iter().all(|one| !fabric.contains(&one.id.as_str())), "{name}");
     }
@@ -56,7 +56,7 @@ fn machines_without_a_fabric_manager_of_their_own_are_well() {
     let clique = on("dgx-h100").described(|it| {
         it.gpus.iter_mut().filter_map(|gpu| gpu.fabric.as_mut()).for_each(|one| one.clique = 32766);
     });
-    assert!(clique.doctor().bad().is_empty());
+    assert!(clique.judged().bad().is_empty());
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_gpu_that_is_hidden_from_a_container_is_not_lost() {
     let place = on("dgx-h100");
     let gpu = place.gpu(7);
     let hidden = place.faults("forbidden=7").without(&format!("proc/driver/nvidia/gpus/{gpu}"));
-    assert!(hidden.doctor().of("gpus-missing").iter().all(|one| !one.is_bad()));
+    assert!(hidden.judged().of("gpus-missing").iter().all(|one| !one.is_bad()));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn what_cannot_be_looked_at_is_never_ok() {
     let blind = on("dgx-h100")
         .without("proc/self/limits")
         .faults("unsupported=nvmlDeviceGetRemappedRows")
-        .doctor();
+        .judged();
     for id in ["open-files", "locked-memory", "processes", "address-space"] {
         assert_eq!(blind.of(id)[0].severity, Severity::CannotTell, "{id}");
     }

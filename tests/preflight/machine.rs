@@ -1,6 +1,7 @@
 //! A made-up machine that is spoiled in one place, and what `doctor` says of it.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cuda_cluster::preflight::{Finding, Severity};
 use cuda_cluster::topology::{self, Topology};
@@ -129,20 +130,40 @@ impl Place {
         fake
     }
 
-    /// What `doctor` says of it.
+    /// What `doctor` says of it, with all that it tries.
     pub(super) fn doctor(&self) -> Said {
         let folder = tempfile::tempdir().expect("a directory");
         let fake = self.write(folder.path());
+        self.told(fake.command(), folder.path(), &[])
+    }
+
+    /// What `doctor` says of what it sees there, without what it tries.
+    pub(super) fn judged(&self) -> Said {
+        let folder = tempfile::tempdir().expect("a directory");
+        let fake = self.write(folder.path());
+        let record = folder.path().join("record.json");
+        let name = record.to_str().expect("UTF-8");
         let mut command = fake.command();
-        // The caller's own settings are not the machine's.
+        self.surround(&mut command, folder.path());
+        let output = command.args(["doctor", "--record", name]).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        self.told(fake.command(), folder.path(), &["--evidence", name])
+    }
+
+    /// The caller's own settings are not the machine's.
+    fn surround(&self, command: &mut Command, home: &Path) {
         for (name, _) in std::env::vars() {
             if ["NCCL_", "UCX_", "CUDA_V", "PYTORCH"].iter().any(|own| name.starts_with(own)) {
                 command.env_remove(name);
             }
         }
-        command.env("HOME", folder.path()).env_remove("LD_LIBRARY_PATH");
+        command.env("HOME", home).env_remove("LD_LIBRARY_PATH");
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        let command = command.args(["doctor", "-o", "json"]).args(&self.arguments);
+    }
+
+    fn told(&self, mut command: Command, home: &Path, more: &[&str]) -> Said {
+        self.surround(&mut command, home);
+        let command = command.args(["doctor", "-o", "json"]).args(more).args(&self.arguments);
         let output = command.output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stdout);
         let document: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
@@ -156,7 +177,7 @@ impl Place {
     /// Asserts that a check finds this, and that no other check finds anything that the healthy
     /// machine has not.
     pub(super) fn finds(&self, id: &str, severity: Severity, part: &str) -> Finding {
-        let said = self.doctor();
+        let said = self.judged();
         let found = said.of(id);
         let found = found.iter().find(|one| one.severity == severity);
         let found = found.unwrap_or_else(|| panic!("{id} is {severity:?}: {:#?}", said.of(id)));
@@ -172,7 +193,7 @@ impl Place {
 
     /// Asserts that a check finds nothing that is bad.
     pub(super) fn is_well(&self, id: &str) -> Said {
-        let said = self.doctor();
+        let said = self.judged();
         let bad: Vec<&Finding> = said.of(id).into_iter().filter(|one| one.is_bad()).collect();
         assert!(bad.is_empty(), "{bad:#?}");
         said

@@ -103,3 +103,38 @@ fn a_topology_is_refused_with_what_to_do() {
     assert_eq!(code, Some(2));
     assert!(errors.contains("--evidence"), "{errors}");
 }
+
+#[test]
+fn programs_get_what_is_advised_with_its_reason_and_the_users_own_stays() {
+    let translated = || {
+        let place = on("l40s-8");
+        let gpu = place.gpu(0);
+        place.function(&gpu, "iommu_group/type", "DMA\n")
+    };
+    let plan = ["plan", "--engine", "command", "-o", "json"];
+    let environment = |place: &Place, arguments: &[&str]| -> Value {
+        let (code, text, errors) = run(place, arguments);
+        assert_eq!(code, Some(0), "{errors}");
+        let plan: Value = serde_json::from_str(&text).expect("JSON");
+        plan["workers"][0].clone()
+    };
+    let worker = environment(&translated(), &plan);
+    assert_eq!(worker["env"]["NCCL_P2P_LEVEL"], "NVL", "{worker:#}");
+    let why = worker["why"].as_array().expect("reasons").iter();
+    let why = why.clone().find(|why| why["choice"] == "env.NCCL_P2P_LEVEL").expect("a reason");
+    let reason = why["reason"].as_str().expect("a text");
+    assert!(reason.contains("doctor --explain iommu"), "{reason}");
+    // Other GPUs, other engines, and what the user has set.
+    let beside = environment(&translated(), &[&plan[..], &["--gpus", "2,3"]].concat());
+    assert!(beside["env"].get("NCCL_P2P_LEVEL").is_none(), "{beside:#}");
+    let native = environment(&translated(), &["plan", "-o", "json"]);
+    assert!(native["env"].get("NCCL_P2P_LEVEL").is_none(), "{native:#}");
+    let well = environment(&on("l40s-8"), &plan);
+    assert!(well["env"].get("NCCL_P2P_LEVEL").is_none(), "{well:#}");
+    let folder = tempfile::tempdir().expect("a directory");
+    let fake = translated().write(folder.path());
+    let mut command = fake.command();
+    let output = command.args(plan).env("NCCL_P2P_LEVEL", "SYS").output().expect("it runs");
+    let plan: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_ne!(plan["workers"][0]["env"]["NCCL_P2P_LEVEL"], "NVL", "{plan:#}");
+}

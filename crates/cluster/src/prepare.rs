@@ -9,10 +9,10 @@ use super::paths::{self, PathError};
 use cuda_cluster_machine::probe::{self, Examined, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
-    CallerEnvironment, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths,
+    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths,
     plan,
 };
-use cuda_cluster_model::preflight::{self, Finding};
+use cuda_cluster_model::preflight::{self, Audience, Finding};
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
 
@@ -132,7 +132,10 @@ pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared
     let examined = examine(&caller)?;
     let live = &examined.topology;
     check_interface(request, &caller)?;
-    let decided = plan(machine.unwrap_or(live), request, &caller)?;
+    let decided = match machine {
+        Some(machine) => plan(machine, request, &caller)?,
+        None => decide(&examined, request, &caller)?,
+    };
     let prepared = fit(decided, &examined, machine.is_none())?;
     Ok(Prepared { machine: Some(machine.unwrap_or(live).clone()), ..prepared })
 }
@@ -187,6 +190,29 @@ pub fn examine(caller: &CallerEnvironment) -> Result<Examined, ProbeError> {
     let with_cuda = caller.ucx_libraries.iter().flatten().find(|library| library.cuda);
     examined.evidence.driver.ucx = with_cuda.map(|library| library.whose.clone());
     Ok(examined)
+}
+
+/// Plans a request for this machine, with the settings that preflight advises.
+///
+/// # Errors
+/// If there is no plan.
+pub fn decide(
+    examined: &Examined,
+    request: &Request,
+    caller: &CallerEnvironment,
+) -> Result<Plan, PlanError> {
+    let Examined { topology, evidence, .. } = examined;
+    let first = plan(topology, request, caller)?;
+    if first.engine.kind() != EngineKind::Command {
+        return Ok(first);
+    }
+    // What is not well is known only for a plan, and what is advised changes it.
+    let findings = preflight::judge(evidence, topology, Some(&first));
+    let for_both = [Audience::Nccl, Audience::Ucx];
+    let advice = for_both.iter().flat_map(|audience| preflight::advice(&findings, *audience));
+    let mut advised = caller.clone();
+    advised.advice = advice.collect();
+    if advised.advice.is_empty() { Ok(first) } else { plan(topology, request, &advised) }
 }
 
 fn fit(decided: Plan, examined: &Examined, own: bool) -> Result<Prepared, PrepareError> {

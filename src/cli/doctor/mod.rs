@@ -210,7 +210,11 @@ impl Seen {
         if let Seen::Recorded(_) = self {
             caller.memory_limit_bytes = None;
         }
-        match crate::plan::plan(topology, &request, &caller) {
+        let planned = match self {
+            Seen::Here(Ok(examined)) => cluster::decide(examined, &request, &caller),
+            _ => crate::plan::plan(topology, &request, &caller),
+        };
+        match planned {
             Ok(plan) => Ok((Some(plan), None)),
             // Who has asked for nothing may be on a machine without GPUs.
             Err(error) => {

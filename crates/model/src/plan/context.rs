@@ -8,6 +8,7 @@ use core::net::IpAddr;
 use std::collections::BTreeMap;
 
 use super::form::Rejected;
+use crate::preflight::Advice;
 use crate::spec::{ClusterSpec, EngineKind, GpuName, MatchSpec, OverrideSpec, UcxVersion};
 use crate::topology::{Gpu, MigInstance, Note, Topology};
 
@@ -32,6 +33,8 @@ pub struct CallerEnvironment {
     /// Whether the Python that Dask's processes run in, unless another is asked for, has
     /// `direct://`.
     pub dask_has_direct: bool,
+    /// What preflight advises programs to set on this machine.
+    pub advice: Vec<Advice>,
 }
 
 /// A libucp that is installed on the machine.

@@ -7,6 +7,7 @@
 //! memory nodes, NICs and variables that its plan shows.
 
 mod adapt;
+mod advised;
 mod assign;
 mod beyond;
 mod context;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::advised;
 use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
@@ -45,6 +46,7 @@ pub(super) fn variables(situation: &Situation<'_>) -> Variables {
         }
         libucp::choose(situation, &mut variables);
     }
+    advised::heed(situation, &mut variables);
     for (name, value) in spec.ucx.env.iter().flatten() {
         variables.why.retain(|why| why.choice != format!("env.{name}"));
         variables.set(name, value, "set by 'ucx.env'");
