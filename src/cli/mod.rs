@@ -92,7 +92,7 @@ enum Command {
     /// Change the number of running workers
     Scale(restart::Scale),
     /// Check whether this machine is ready to run clusters
-    Doctor(doctor::Arguments),
+    Doctor(Box<doctor::Arguments>),
     /// Stop a cluster: SIGTERM, then SIGKILL after the grace period
     Down(down::Arguments),
     /// Check that the workers of a running cluster communicate over the expected links

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cuda_cluster::preflight::{Finding, Severity};
+use cuda_cluster::preflight::{Finding, Record, Severity};
 use cuda_cluster::topology::{self, Topology};
 use serde_json::Value;
 
@@ -17,6 +17,12 @@ pub(super) struct Place {
     variables: Vec<(String, String)>,
     arguments: Vec<String>,
     faults: String,
+}
+
+/// A machine that was recorded.
+pub(super) struct Recorded {
+    record: Record,
+    variables: Vec<(String, String)>,
 }
 
 /// What `doctor` said.
@@ -134,44 +140,28 @@ impl Place {
     pub(super) fn doctor(&self) -> Said {
         let folder = tempfile::tempdir().expect("a directory");
         let fake = self.write(folder.path());
-        self.told(fake.command(), folder.path(), &[])
+        told(self.surrounded(fake.command(), folder.path()), &self.arguments)
     }
 
     /// What `doctor` says of what it sees there, without what it tries.
     pub(super) fn judged(&self) -> Said {
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
+        self.recorded().judged(&arguments, |_| {})
+    }
+
+    /// The machine as `doctor --record` writes it.
+    pub(super) fn recorded(&self) -> Recorded {
         let folder = tempfile::tempdir().expect("a directory");
         let fake = self.write(folder.path());
-        let record = folder.path().join("record.json");
-        let name = record.to_str().expect("UTF-8");
-        let mut command = fake.command();
-        self.surround(&mut command, folder.path());
-        let output = command.args(["doctor", "--record", name]).output().expect("it runs");
+        let mut command = self.surrounded(fake.command(), folder.path());
+        let output = command.args(["doctor", "--record", "-"]).output().expect("it runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        self.told(fake.command(), folder.path(), &["--evidence", name])
+        let record = serde_json::from_slice(&output.stdout).expect("a record");
+        Recorded { record, variables: self.variables.clone() }
     }
 
-    /// The caller's own settings are not the machine's.
-    fn surround(&self, command: &mut Command, home: &Path) {
-        for (name, _) in std::env::vars() {
-            if ["NCCL_", "UCX_", "CUDA_V", "PYTORCH"].iter().any(|own| name.starts_with(own)) {
-                command.env_remove(name);
-            }
-        }
-        command.env("HOME", home).env_remove("LD_LIBRARY_PATH");
-        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-    }
-
-    fn told(&self, mut command: Command, home: &Path, more: &[&str]) -> Said {
-        self.surround(&mut command, home);
-        let command = command.args(["doctor", "-o", "json"]).args(more).args(&self.arguments);
-        let output = command.output().expect("it runs");
-        let text = String::from_utf8_lossy(&output.stdout);
-        let document: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
-            panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr))
-        });
-        let findings = document["findings"].clone();
-        let findings = serde_json::from_value(findings).expect("findings");
-        Said { code: output.status.code(), findings, document }
+    fn surrounded(&self, command: Command, home: &Path) -> Command {
+        surrounded(command, home, &self.variables)
     }
 
     /// Asserts that a check finds this, and that no other check finds anything that the healthy
@@ -198,6 +188,43 @@ impl Place {
         assert!(bad.is_empty(), "{bad:#?}");
         said
     }
+}
+
+impl Recorded {
+    /// What `doctor` says of the record with a change.
+    pub(super) fn judged(&self, arguments: &[&str], change: impl FnOnce(&mut Record)) -> Said {
+        let mut record = self.record.clone();
+        change(&mut record);
+        let folder = tempfile::tempdir().expect("a directory");
+        let text = serde_json::to_string(&record).expect("JSON");
+        let file = written(folder.path(), "record.json", &text);
+        let command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        let command = surrounded(command, folder.path(), &self.variables);
+        told(command, &[&["--evidence", file.to_str().expect("UTF-8")], arguments].concat())
+    }
+}
+
+/// What the program says with these arguments of `doctor`.
+fn told<S: AsRef<std::ffi::OsStr>>(mut command: Command, arguments: &[S]) -> Said {
+    let output = command.args(["doctor", "-o", "json"]).args(arguments).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let document: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr))
+    });
+    let findings = serde_json::from_value(document["findings"].clone()).expect("findings");
+    Said { code: output.status.code(), findings, document }
+}
+
+/// The caller's own settings are not the machine's.
+fn surrounded(mut command: Command, home: &Path, variables: &[(String, String)]) -> Command {
+    for (name, _) in std::env::vars() {
+        if ["NCCL_", "UCX_", "CUDA_V", "PYTORCH"].iter().any(|own| name.starts_with(own)) {
+            command.env_remove(name);
+        }
+    }
+    command.env("HOME", home).env_remove("LD_LIBRARY_PATH");
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    command
 }
 
 impl Said {

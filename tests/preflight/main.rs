@@ -13,3 +13,4 @@ mod healthy;
 mod machine;
 mod plans;
 mod records;
+mod table;

@@ -10,7 +10,7 @@ pub(crate) const FLOORS: [&[&str]; 9] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::plan"],
-    &["wire", "data::functions", "data::memory"],
+    &["model::preflight", "wire", "data::functions", "data::memory", "machine::status"],
     &["machine::probe", "machine::os", "data::copy", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],
     &["cluster"],

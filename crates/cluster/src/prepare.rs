@@ -9,8 +9,8 @@ use super::paths::{self, PathError};
 use cuda_cluster_machine::probe::{self, Examined, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
-    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here, libucp_paths,
-    plan,
+    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here,
+    libucp_paths, plan,
 };
 use cuda_cluster_model::preflight::{self, Audience, Finding};
 use cuda_cluster_model::spec::Request;

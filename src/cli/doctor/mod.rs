@@ -163,7 +163,7 @@ pub(super) fn refuse(plan: &Plan) -> Result<(), Failure> {
 /// A machine to judge.
 enum Seen {
     Here(Result<Examined, ProbeError>),
-    Recorded(Box<Record>),
+    Recorded(Record),
 }
 
 impl Seen {
@@ -188,7 +188,7 @@ impl Seen {
             );
             return Err(Failure::new(Exit::Usage, error));
         }
-        Ok(Seen::Recorded(Box::new(record)))
+        Ok(Seen::Recorded(record))
     }
 
     /// The plan at hand, and a finding if there is none.

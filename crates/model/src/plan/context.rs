@@ -7,8 +7,9 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::form::Rejected;
-use crate::preflight::Advice;
 use crate::spec::{ClusterSpec, EngineKind, GpuName, MatchSpec, OverrideSpec, UcxVersion};
 use crate::topology::{Gpu, MigInstance, Note, Topology};
 
@@ -35,6 +36,19 @@ pub struct CallerEnvironment {
     pub dask_has_direct: bool,
     /// What preflight advises programs to set on this machine.
     pub advice: Vec<Advice>,
+}
+
+/// A variable, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advice {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// The finding's check.
+    pub id: String,
+    /// Why, a sentence without a full stop.
+    pub reason: String,
 }
 
 /// A libucp that is installed on the machine.

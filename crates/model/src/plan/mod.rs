@@ -41,7 +41,7 @@ pub use crate::spec::{
     EngineKind, MemoryPolicy, Origin, Placement, RestartWhen, SchedulerDeath, Unresponsive,
 };
 pub use adapt::{Here, adapt_to_here};
-pub use context::{CallerEnvironment, InstalledUcx, Interface};
+pub use context::{Advice, CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
 pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Finding, Severity};
+use crate::plan::Advice;
 
 /// Who is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,19 +18,6 @@ pub enum Audience {
     Ucx,
     /// vLLM: NCCL's, and its own.
     Vllm,
-}
-
-/// A variable, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Advice {
-    /// Its name.
-    pub name: String,
-    /// Its value.
-    pub value: String,
-    /// The finding's check.
-    pub id: String,
-    /// Why, a sentence without a full stop.
-    pub reason: String,
 }
 
 /// Settings that follow from findings, each once.

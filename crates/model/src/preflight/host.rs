@@ -96,14 +96,17 @@ fn swap(scene: &Scene<'_>, report: &mut Report) {
 }
 
 fn smt(scene: &Scene<'_>, report: &mut Report) {
-    let say = |on: &bool| Ok(if *on { "on" } else { "off" }.to_owned());
-    report.one(&scene.evidence.system.smt, "smt/active", say);
+    report.one(&scene.evidence.system.smt, "smt/active", |on| match on {
+        true => Err(Found::note("cores run two threads").saw("smt/active", 1)),
+        false => Ok("one thread on a core".to_owned()),
+    });
 }
 
 fn governor(scene: &Scene<'_>, report: &mut Report) {
     report.one(&scene.evidence.system.governor, "scaling_governor", |name| match name.as_str() {
         "powersave" | "conservative" => {
-            Err(Found::note(format!("{name}")).saw("scaling_governor", name))
+            let found = Found::note(format!("{name}: cores are clocked up only under load"));
+            Err(found.saw("scaling_governor", name))
         }
         name => Ok(name.to_owned()),
     });

@@ -3,8 +3,8 @@
 //! Pure: from [`Evidence`], a topology and a plan to [`Finding`]s. Looks at nothing;
 //! `probe::evidence` does, and `cluster::doctor` adds what only trying shows.
 //!
-//! *Invariant:* a check says [`Severity::Ok`] only for what was seen; what could not be looked at is
-//! [`Severity::CannotTell`], and what this machine does not have is no finding.
+//! *Invariant:* a check says [`Severity::Ok`] only for what was seen; what could not be looked at
+//! is [`Severity::CannotTell`], and what this machine does not have is no finding.
 
 mod advice;
 mod driver;
@@ -23,7 +23,8 @@ mod xid;
 
 use serde::{Deserialize, Serialize};
 
-pub use advice::{Advice, Audience, advice};
+pub use crate::plan::Advice;
+pub use advice::{Audience, advice};
 pub use evidence::{
     DeviceFile, Driver, Evidence, Function, FunctionRole, GpuState, Holder, Interface, Look,
     Network, Process, RdmaPort, Record, Remapped, Room, Setting, System, Used, VERSION, Xid,
@@ -144,6 +145,13 @@ pub struct Check {
     pub minor: bool,
     /// The decision; `None` where the result comes from trying it (`cluster::doctor`).
     judge: Option<fn(&Scene<'_>, &mut Report)>,
+}
+
+impl Check {
+    /// Whether it judges what was seen; else its result comes from trying.
+    pub fn is_judged(&self) -> bool {
+        self.judge.is_some()
+    }
 }
 
 impl std::fmt::Debug for Check {

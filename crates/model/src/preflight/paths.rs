@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* a port is blamed only if it is on the path of a pair that is used.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::evidence::{Function, FunctionRole, Look};
 use super::scene::{Found, Pair, Report, Scene, listed};
@@ -170,13 +170,23 @@ fn address(gpu: &Gpu) -> String {
 /// P2P Request Redirect and P2P Completion Redirect (PCI Express Base Specification, 7.7.11).
 const REDIRECTS: u16 = 0x4 | 0x8;
 
+/// Two devices with a direct path over PCIe.
+struct Direct<'a> {
+    /// `GPU0 and mlx5_0`.
+    name: String,
+    /// The bridges above them.
+    ends: [Option<&'a str>; 2],
+    workers: Vec<String>,
+}
+
 /// Pairs under one switch or several, not through the CPU: GPUs without NVLink, and GPUs with
 /// their NICs.
-fn under_switches<'a>(scene: &Scene<'a>) -> Vec<(String, [Option<&'a str>; 2], Vec<String>)> {
+fn under_switches<'a>(scene: &Scene<'a>) -> Vec<Direct<'a>> {
     let direct = |kind: Option<LinkKind>| matches!(kind, Some(LinkKind::Pix | LinkKind::Pxb));
     let gpus = over_pcie(scene).filter(|pair| direct(pair.kind)).map(|pair| {
         let workers = [scene.workers_on(pair.a), scene.workers_on(pair.b)].concat();
-        (pair.name(), [pair.a.parent.as_deref(), pair.b.parent.as_deref()], workers)
+        let ends = [pair.a.parent.as_deref(), pair.b.parent.as_deref()];
+        Direct { name: pair.name(), ends, workers }
     });
     let mut pairs: Vec<_> = gpus.collect();
     let ports = scene.ports();
@@ -188,7 +198,7 @@ fn under_switches<'a>(scene: &Scene<'a>) -> Vec<(String, [Option<&'a str>; 2], V
             if direct(scene.link_to_nic(gpu, at)) {
                 let name = format!("GPU{} and {}", gpu.index, nic.name);
                 let ends = [gpu.parent.as_deref(), nic.parent.as_deref()];
-                pairs.push((name, ends, scene.workers_on(gpu)));
+                pairs.push(Direct { name, ends, workers: scene.workers_on(gpu) });
             }
         }
     }
@@ -197,44 +207,32 @@ fn under_switches<'a>(scene: &Scene<'a>) -> Vec<(String, [Option<&'a str>; 2], V
 
 fn acs(scene: &Scene<'_>, report: &mut Report) {
     let ancestry = scene.topology.ancestry();
+    let pairs = under_switches(scene);
     let (mut looked, mut unseen) = (BTreeSet::new(), BTreeSet::new());
-    let mut bad: Vec<(String, u16, Vec<String>, Vec<String>)> = Vec::new();
-    for (name, [a, b], workers) in under_switches(scene) {
-        let between = ancestry.between(a, b);
-        let ports = between.iter().filter(|bridge| bridge.kind == BridgeKind::SwitchDown);
-        for port in ports {
-            let pci = port.id.parse().ok();
-            match scene.function(pci).map(|function| &function.acs) {
+    let mut bad: BTreeMap<&str, (u16, Vec<&Direct<'_>>)> = BTreeMap::new();
+    for pair in &pairs {
+        let between = ancestry.between(pair.ends[0], pair.ends[1]);
+        for port in between.into_iter().filter(|bridge| bridge.kind == BridgeKind::SwitchDown) {
+            match scene.function(port.id.parse().ok()).map(|function| &function.acs) {
                 Some(Look::Seen(control)) if control & REDIRECTS != 0 => {
-                    match bad.iter_mut().find(|(id, ..)| *id == port.id) {
-                        Some((_, _, names, all)) => {
-                            names.push(name.clone());
-                            all.extend(workers.clone());
-                        }
-                        None => bad.push((
-                            port.id.clone(),
-                            *control,
-                            vec![name.clone()],
-                            workers.clone(),
-                        )),
-                    }
+                    bad.entry(&port.id).or_insert((*control, Vec::new())).1.push(pair);
                 }
                 Some(Look::Unseen(why)) => drop(unseen.insert((port.id.clone(), why.clone()))),
                 _ => drop(looked.insert(port.id.clone())),
             }
         }
     }
-    if let Some((port, control, names, _)) = bad.first() {
-        let ports: Vec<&str> = bad.iter().map(|(port, ..)| port.as_str()).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let text = format!(
-            "{} redirect(s) what goes between {} to the CPU",
-            listed(&ports),
-            listed(&names)
-        );
+    if let Some((port, (control, first))) = bad.first_key_value() {
+        let ports: Vec<&str> = bad.keys().copied().collect();
+        let names: Vec<&str> = first.iter().map(|pair| pair.name.as_str()).collect();
+        let (ports, names) = (listed(&ports), listed(&names));
+        let redirect = if bad.len() == 1 { "redirects" } else { "redirect" };
+        let found =
+            Found::warning(format!("{ports} {redirect} what goes between {names} to the CPU"));
         let saw = format!("{control:#06x} (request or completion redirect)");
-        let found = Found::warning(text).saw(format!("ACS control of {port}"), saw);
-        report.push(found.concerns(bad.iter().flat_map(|(.., all)| all.clone()).collect()));
+        let concerned = bad.values().flat_map(|(_, pairs)| pairs).flat_map(|pair| &pair.workers);
+        let found = found.saw(format!("ACS control of {port}"), saw);
+        report.push(found.concerns(concerned.cloned().collect()));
     }
     let from = "between devices that are used, none redirects";
     report.settle(looked.len(), "switch port", from, unseen.into_iter().collect());

@@ -299,10 +299,12 @@ fn mask(scene: &Scene<'_>, report: &mut Report) {
         }
         let shown = value.split(',').filter(|one| !one.trim().is_empty()).count();
         let all = scene.topology.gpus.len();
-        if shown < all {
-            let text = format!("{name}={value} shows {shown} of {all} GPUs");
-            report.push(Found::note(text).saw(place, format!("{name}={value}")));
+        if shown >= all {
+            report.ok(format!("{name} shows all {all} GPUs"));
+            continue;
         }
+        let text = format!("{name}={value} shows {shown} of {all} GPUs");
+        report.push(Found::note(text).saw(place, format!("{name}={value}")));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The errors that the driver wrote to the kernel's log.
 //!
-//! *Invariant:* a log that cannot be read is unseen; one that has forgotten its beginning is read as
-//! far as it goes.
+//! *Invariant:* a log that cannot be read is unseen; one that has forgotten its beginning is read
+//! as far as it goes.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
@@ -61,8 +61,7 @@ fn found(log: &str, now: Option<f64>) -> Vec<Xid> {
         let Some((head, text)) = line.split_once(';') else { continue };
         let Some((pci, xid)) = xid_of(text) else { continue };
         let micros = head.split(',').nth(2).and_then(|micros| micros.parse::<u64>().ok());
-        let ago_s =
-            micros.zip(now).map(|(micros, now)| (now - micros as f64 / 1e6).max(0.0) as u64);
+        let ago_s = micros.zip(now).map(|(micros, now)| super::whole(now - micros as f64 / 1e6));
         match all.iter_mut().find(|one| one.pci == pci && one.xid == xid) {
             Some(one) => {
                 one.count += 1;

@@ -17,6 +17,7 @@ mod system;
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 pub(super) use nvml::{States, confidential, state};
 
@@ -30,14 +31,15 @@ pub(super) struct Early(Evidence);
 
 /// Reads it.
 pub(super) fn early(options: &Options) -> Early {
-    let mut evidence = Evidence::default();
-    evidence.system = system::look(options);
-    evidence.process = process::look(options);
-    evidence.network = network::look(options);
-    evidence.settings = settings::look(options);
-    evidence.xids = kernel_log::xids(options);
-    evidence.services = driver::services(options);
-    Early(evidence)
+    Early(Evidence {
+        system: system::look(options),
+        process: process::look(options),
+        network: network::look(options),
+        settings: settings::look(options),
+        xids: kernel_log::xids(options),
+        services: driver::services(options),
+        ..Evidence::default()
+    })
 }
 
 /// Everything, once the machine is known.
@@ -59,6 +61,11 @@ pub(super) fn complete(
     evidence.driver = driver::look(options, topology);
     evidence.ports = ports::look(options, topology);
     evidence
+}
+
+/// Whole seconds; none for a time that lies ahead.
+fn whole(seconds: f64) -> u64 {
+    Duration::try_from_secs_f64(seconds).map_or(0, |span| span.as_secs())
 }
 
 /// A file's text; not there if the file is not, and otherwise why not.

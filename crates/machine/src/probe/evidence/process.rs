@@ -32,7 +32,7 @@ pub(super) fn look(options: &Options) -> Process {
     }
 }
 
-/// A line of a `limits`: `Max open files            1024                 524288               files`.
+/// A line of a `limits`: `Max open files            1024                 524288         files`.
 fn limit(line: &str) -> Option<(String, Option<u64>)> {
     // The name has 26 columns (`fs/proc/base.c`).
     let (name, rest) = line.split_at_checked(26)?;
@@ -122,7 +122,7 @@ fn age(options: &Options, folder: &Path) -> Option<u64> {
     let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
     // SAFETY: a call that only reads a constant.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    Some((uptime - started / ticks).max(0.0) as u64)
+    Some(super::whole(uptime - started / ticks))
 }
 
 #[cfg(test)]
