@@ -55,8 +55,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let written = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
     written.and_then(|mut file| file.write_all(&text)).map_err(unwritable)?;
     output::status(&format!(
-        "{}: machine, plan, state, events, logs and crashes; values with a secret's name are masked, \
-         but read it before you share it",
+        "{}: machine, plan, preflight, state, events, logs and crashes; values with a secret's name \
+         are masked, but read it before you share it",
         file.display()
     ));
     Ok(Exit::Done)

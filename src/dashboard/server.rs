@@ -39,7 +39,7 @@ use super::measure::processes_of;
 use super::{logs, measure, metrics};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
-    recorded_machine,
+    recorded_machine, recorded_preflight,
 };
 use crate::ids::ClusterName;
 use crate::plan::Plan;
@@ -251,6 +251,7 @@ async fn about(Path(Named { name }): Path<Named>) -> Response {
     Json(json!({
         "picture": picture,
         "machine": machine,
+        "preflight": recorded_preflight(&paths),
         "plan": serde_json::to_value(&plan).map(masked_json).unwrap_or_default(),
     }))
     .into_response()

@@ -70,6 +70,12 @@ impl Machine {
         self
     }
 
+    /// One of its GPUs is not well.
+    pub(super) fn with_health(mut self, gpu: u32, facts: Value) -> Self {
+        self.fake = self.fake.with_health(Some(gpu), facts).expect("written");
+        self
+    }
+
     /// It has NVML, but no libcuda.
     pub(super) fn without_driver(self) -> Self {
         std::fs::remove_file(self.folder.path().join("lib/libcuda.so.1")).expect("it was there");

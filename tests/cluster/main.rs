@@ -23,6 +23,7 @@ mod neighbours;
 #[path = "../packages/mod.rs"]
 mod packages;
 mod page;
+mod preflight;
 mod programs;
 mod readme;
 mod run;

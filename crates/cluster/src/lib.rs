@@ -100,7 +100,7 @@ pub use paths::unusable_paths;
 #[doc(hidden)]
 pub use prepare::{Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan};
 #[doc(hidden)]
-pub use report::{BugReport, crashes, recorded_machine};
+pub use report::{BugReport, crashes, recorded_machine, recorded_preflight};
 #[doc(hidden)]
 pub use start::start;
 

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::Paths;
 use cuda_cluster_machine::os::log_file;
 use cuda_cluster_model::ids::ClusterName;
+use cuda_cluster_model::preflight::Finding;
 use cuda_cluster_model::text::{masked_json, masked_line};
 use cuda_cluster_model::topology::Topology;
 use cuda_cluster_supervise::ClusterState;
@@ -39,6 +40,8 @@ pub struct BugReport {
     kernel: Option<String>,
     machine: Option<Topology>,
     plan: Option<Value>,
+    /// What preflight had found before the start.
+    preflight: Option<Vec<Finding>>,
     state: Option<Value>,
     events: Vec<Value>,
     logs: BTreeMap<String, Vec<String>>,
@@ -62,6 +65,7 @@ impl BugReport {
             kernel: text(Path::new("/proc/version")).map(|text| text.trim().to_owned()),
             machine: recorded_machine(paths).map(|machine| machine.anonymized()),
             plan: json(&paths.plan()).map(masked_json),
+            preflight: recorded_preflight(paths),
             state: state.map(masked_json),
             events,
             logs: logs(paths),
@@ -73,6 +77,12 @@ impl BugReport {
 /// The machine that a cluster was planned for, as its run directory keeps it.
 pub fn recorded_machine(paths: &Paths) -> Option<Topology> {
     serde_json::from_str(&fs::read_to_string(paths.topology()).ok()?).ok()
+}
+
+/// What preflight had found when a cluster was started, as its run directory keeps it; `None` for
+/// a simulated one.
+pub fn recorded_preflight(paths: &Paths) -> Option<Vec<Finding>> {
+    serde_json::from_str(&fs::read_to_string(paths.preflight()).ok()?).ok()
 }
 
 fn logs(paths: &Paths) -> BTreeMap<String, Vec<String>> {

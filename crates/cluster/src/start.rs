@@ -196,7 +196,8 @@ async fn begin(
     directory: &RunDirectory,
     rendezvous: SocketAddr,
 ) -> Result<Launch, UpError> {
-    let Prepared { plan, launched, machine, to_completion, to_be_verified, .. } = prepared;
+    let Prepared { plan, launched, machine, preflight, to_completion, to_be_verified, .. } =
+        prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
@@ -215,6 +216,10 @@ async fn begin(
     }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::plan)?;
     directory.write_private(&paths.plan(), &text)?;
+    if !preflight.is_empty() {
+        let text = serde_json::to_vec(preflight).map_err(UpError::plan)?;
+        directory.write_private(&paths.preflight(), &text)?;
+    }
     if let Some(machine) = machine {
         let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
         directory.write_private(&paths.topology(), &text)?;

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use anstyle::Style;
 
 use super::super::failure::{Exit, Failure};
+use super::super::flags::keys::in_flags;
 use super::super::output::{self, Form};
 use crate::preflight::{self, Check};
 
@@ -49,7 +50,7 @@ fn page(check: &Check) -> String {
         ("looks at", check.looks_at),
         ("if bad", check.consequence),
         ("source", check.source),
-        ("do", check.remedy),
+        ("do", &in_flags(check.remedy.to_owned())),
         ("which", cost),
     ];
     for (head, words) in rows {
@@ -70,7 +71,7 @@ fn value(check: &Check) -> serde_json::Value {
         "looks_at": check.looks_at,
         "consequence": check.consequence,
         "source": check.source,
-        "remedy": check.remedy,
+        "remedy": in_flags(check.remedy.to_owned()),
         "cost": check.cost,
         "minor": check.minor,
     })

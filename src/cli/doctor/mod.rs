@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
-use super::flags::keys::Keys;
+use super::flags::keys::{Keys, findings_in_flags, in_flags};
 use super::flags::{self, Asked};
 use super::output::{self, Form};
 use super::{input, plan, reach};
@@ -115,6 +115,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     };
     // After the driver, whose fault it may be.
     findings.splice(1.min(findings.len())..1.min(findings.len()), unplanned);
+    let findings = findings_in_flags(findings);
     if let Some(listener) = arguments.audience {
         return settings(&findings, listener, arguments.output);
     }
@@ -152,7 +153,7 @@ pub(super) fn refuse(plan: &Plan) -> Result<(), Failure> {
     let examined = cluster::examine(&probe::caller());
     let findings = reach::runtime()?.block_on(doctor::doctor(&examined, Some(plan)));
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
-    let errors: Vec<String> = errors.map(Finding::one_line).collect();
+    let errors: Vec<String> = errors.map(|error| in_flags(error.one_line())).collect();
     if errors.is_empty() {
         return Ok(());
     }

@@ -77,7 +77,7 @@ fn lines(finding: &Finding, width: usize) -> String {
     let mut text = format!("{style}{word:11}{style:#}  {id:width$}  ");
     text.push_str(&plain(&format!("{about}{}\n", finding.text)));
     let mut more = |head: &str, words: &str| {
-        text.push_str(&format!("{:11}  {:width$}  {head}: {}\n", "", "", plain(words)));
+        text.push_str(&format!("{:11}  {head}: {}\n", "", plain(words)));
     };
     if finding.severity == Severity::Ok || finding.severity == Severity::CannotTell {
         return text;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use crate::cli::failure::{Exit, Failure};
 use crate::cluster::PrepareError;
 use crate::plan::PlanError;
+use crate::preflight::Finding;
 use crate::spec::{self, ClusterSpec, Flag, Origin, Request, SpecError};
 use crate::topology::Note;
 
@@ -131,6 +132,12 @@ pub(in crate::cli) fn in_flags(hint: String) -> String {
     Keys(Vec::new()).in_flags(&hint)
 }
 
+/// Findings with each quoted key in what is to be done replaced by its flag.
+pub(in crate::cli) fn findings_in_flags(findings: Vec<Finding>) -> Vec<Finding> {
+    let typed = |finding: Finding| Finding { remedy: finding.remedy.map(in_flags), ..finding };
+    findings.into_iter().map(typed).collect()
+}
+
 /// The failure for a contradiction between the spec file and the flags.
 pub(in crate::cli) fn contradiction(error: &SpecError, files: &[ClusterSpec]) -> Failure {
     let mut paths = BTreeMap::new();
@@ -220,7 +227,9 @@ mod tests {
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
                 let text = text.split("#[cfg(test)]").next().unwrap_or_default();
                 // Whole commands have flags.
-                let is_told = |line: &&str| !line.contains("//") && !line.contains("cuda-cluster ");
+                let is_told = |line: &&str| {
+                    !["//", "cuda-cluster ", "docker run "].iter().any(|one| line.contains(one))
+                };
                 for line in text.lines().filter(|_| path.extension() == Some("rs".as_ref())) {
                     let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
                     let named = words.filter(|word| flags.iter().any(|flag| flag == word));

@@ -161,7 +161,7 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
         output::note(&keys.note(note));
     }
     for finding in prepared.preflight.iter().filter(|it| it.is_bad() && !it.is_noted()) {
-        output::remark("preflight", &finding.one_line());
+        output::remark("preflight", &in_flags(finding.one_line()));
     }
     Ok(prepared)
 }

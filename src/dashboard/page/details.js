@@ -173,6 +173,7 @@ export class Details {
       ["NVLink", both(figures.nvlink) ?? (card.nvlinks?.length ? `${card.nvlinks.filter((link) => link.active).length} links` : null)],
       ["PCIe", both(figures.pcie)],
       ["Workers", workers.map((worker) => worker.name).join(", ") || "none"],
+      ["Preflight", found(model, this.name)],
     ];
   }
 
@@ -189,4 +190,10 @@ export class Details {
       ["Workers", users.map((worker) => worker.name).join(", ") || "none"],
     ];
   }
+}
+
+/** What preflight found about a GPU, if it is not well. */
+function found(model, name) {
+  const bad = model.about?.preflight?.filter((one) => one.about === name && ["error", "warning"].includes(one.severity)) ?? [];
+  return bad.map((one) => one.text).join("; ");
 }

@@ -5,6 +5,7 @@ import { Details } from "./details.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
 import { Model, bytes, clock, h, isDeath, sentence, span, visible } from "./model.js";
+import { Preflight } from "./preflight.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -24,6 +25,7 @@ const actions = {
 const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
 const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
+const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
 const charts = new Charts($("charts"));
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
@@ -102,6 +104,7 @@ async function open(name) {
   }
   if (mine !== model) return;
   machine.mount(mine.about?.picture);
+  preflight.show(mine.about?.preflight);
   listen(mine);
   for (const record of await read("events").catch(() => [])) mine.addRecord(record, false);
   later();

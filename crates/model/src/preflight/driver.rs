@@ -50,7 +50,7 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "/dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidiaN",
         consequence: "cuInit fails with 999 or 100",
         source: "NVIDIA's README, 'nvidia-modprobe'",
-        remedy: "nvidia-modprobe -c0 -u as root; in a container --gpus all, or the toolkit's \
+        remedy: "nvidia-modprobe -c0 -u as root; docker run --gpus all, or the toolkit's \
                  nvidia-ctk",
         cost: Cost::Root,
         minor: false,

@@ -128,7 +128,7 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses",
         consequence: "the workers' memory is not all theirs: allocations fail in the middle",
         source: "pytorch/pytorch#1085, ray-project/ray#31451, rapidsai/dask-cuda#859",
-        remedy: "end the processes named, or plan without the GPU (--gpus)",
+        remedy: "end the processes named, or plan without the GPU ('gpus')",
         cost: Cost::Nothing,
         minor: false,
         judge: Some(held),

@@ -14,7 +14,8 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "NCCL, Gloo and Dask take the first address that they find: others cannot \
                       reach a bridge of this machine, and wait until they give up",
         source: "NVIDIA/nccl#286, #367; horovod/horovod#310; openucx/ucx#9383",
-        remedy: "--interface NAME for Dask; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME for programs",
+        remedy: "'scheduler.interface' for Dask; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME for \
+                 programs",
         cost: Cost::Nothing,
         minor: false,
         judge: Some(interface),
@@ -26,7 +27,7 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "programs that announce the address of their host's name announce a loopback \
                       address",
         source: "Debian's 127.0.1.1; Gloo and MPI look the name up",
-        remedy: "the machine's real address for its name in /etc/hosts, or --host",
+        remedy: "the machine's real address for its name in /etc/hosts, or 'scheduler.host'",
         cost: Cost::Root,
         minor: false,
         judge: Some(hostname),
@@ -38,7 +39,7 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "the address to announce cannot be found by the route, and becomes the \
                       loopback one",
         source: "distributed, get_ip",
-        remedy: "--host or --interface",
+        remedy: "'scheduler.host' or 'scheduler.interface'",
         cost: Cost::Nothing,
         minor: false,
         judge: Some(route),

@@ -86,7 +86,7 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "CUDA_VISIBLE_DEVICES, NVIDIA_VISIBLE_DEVICES",
         consequence: "the plan uses only what the mask shows",
         source: "CUDA C++ Programming Guide; NVIDIA container toolkit",
-        remedy: "unset it, or --gpus",
+        remedy: "unset it, or set 'gpus'",
         cost: Cost::Nothing,
         minor: true,
         judge: Some(mask),

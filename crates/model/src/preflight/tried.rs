@@ -64,7 +64,7 @@ pub(super) const CHECKS: &[Check] = &[
         "a UCX that knows CUDA",
         "files of the installed libraries",
         "device memory is staged in host memory by hand",
-        "pip install libucx-cu13 (or -cu12), or HPC-X; then --ucx auto finds it",
+        "pip install libucx-cu13 (or -cu12), or HPC-X; then 'ucx.library: auto' finds it",
         Cost::Nothing,
     ),
     tried(
@@ -112,7 +112,7 @@ pub(super) const CHECKS: &[Check] = &[
         "python",
         "a Python for the Dask engine",
         "the first Python of the environment, and its distributed",
-        "--engine dask cannot start",
+        "the Dask engine cannot start",
         "pip install dask distributed",
         Cost::Nothing,
     ),

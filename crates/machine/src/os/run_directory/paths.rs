@@ -21,6 +21,7 @@ use cuda_cluster_wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
 const TOPOLOGY: &str = "topology.json";
+const PREFLIGHT: &str = "preflight.json";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
 const LOGS: &str = "logs";
@@ -86,6 +87,11 @@ impl Paths {
     /// The machine that was planned for, as JSON.
     pub fn topology(&self) -> PathBuf {
         self.root.join(TOPOLOGY)
+    }
+
+    /// What preflight has found, as JSON; only of a cluster for this machine.
+    pub fn preflight(&self) -> PathBuf {
+        self.root.join(PREFLIGHT)
     }
 
     /// The control API's socket.
