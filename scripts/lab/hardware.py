@@ -87,6 +87,17 @@ def nics():
           ["workers"][0]["nics"])  # fmt: skip
 
 
+def preflight():
+    """The machine has no fault but CUDA, which is made up."""
+    found = program("doctor", "-o", "json", *RDMA).json()["findings"]
+    bad = {f"{one['id']} {one['about']}: {one['text']}" for one in found
+           if one["severity"] in ("warning", "error")}  # fmt: skip
+    check("doctor: nothing is wrong but CUDA, which is made up", set(),
+          lambda: {text for text in bad if not text.startswith(("cuda ", "ucx"))})  # fmt: skip
+    check("doctor: what was looked at is more than half of the table", True,
+          lambda: len({one["id"] for one in found}) > 45)  # fmt: skip
+
+
 def threads(pid):
     """The CPUs that each thread may use."""
     status = [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/status")]
@@ -463,7 +474,7 @@ def libraries():
               lambda: {w["name"]: w["restarts"] for w in state()["workers"]})  # fmt: skip
 
 
-PARTS = [places, topology, nics, bindings, other_commands, rdma_lanes, direct, cables, kills, control_groups,
+PARTS = [places, topology, nics, preflight, bindings, other_commands, rdma_lanes, direct, cables, kills, control_groups,
          refusals, libraries]  # fmt: skip
 
 if __name__ == "__main__":

@@ -342,11 +342,12 @@ fn limits_that_leave_no_room_are_said_before_anything_starts() {
         let said = limited(&sandbox, "--nofile=20", arguments);
         assert_refused(&said, 1, &["open files", "the limit is 20", "hint: ", "ulimit -n"]);
     }
-    // UCX and the event loop end a process that has no descriptors for them.
+    // UCX and the event loop end a process that has no descriptors for them; UCX is in one of its own,
+    // and its end is a finding.
     for limit in 5..=30 {
         let said = limited(&Sandbox::new(), &format!("--nofile={limit}"), &["doctor"]);
         let told = format!("{}{}", said.stdout, said.stderr);
-        assert_eq!(said.code, 1, "{limit}: {said}");
+        assert!([1, 4].contains(&said.code), "{limit}: {said}");
         assert!(told.contains("Too many open files") && !told.contains("panicked"), "{said}");
     }
     let many = [&["up"], &MACHINE[..], &["--n-workers", "8", "--detach"]].concat();

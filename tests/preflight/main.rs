@@ -13,4 +13,7 @@ mod healthy;
 mod machine;
 mod plans;
 mod records;
+#[path = "../skip/mod.rs"]
+mod skip;
 mod table;
+mod tried;

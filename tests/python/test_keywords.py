@@ -163,7 +163,8 @@ def test_every_flag_of_the_program_says_what_it_takes():
     shown = program.run(["up", "--help"])
     flags = {flag.replace("-", "_") for flag in re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.M)}
     opposites = {flag for flag in flags if flag.startswith(("disable_", "no_"))}
-    about_programs = {"help", "output", "owner", "detach", "dry_run", "plan", "file", "verbose"}
+    about_programs = {"help", "output", "owner", "detach", "dry_run", "plan", "file", "preflight",
+                      "verbose"}
     assert flags - opposites - about_programs == accepted.FLAGS.keys() - {"nthreads", "spec"}
 
 

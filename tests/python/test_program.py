@@ -148,7 +148,8 @@ def test_every_flag_of_the_program_can_be_a_keyword():
     flags = set(re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.MULTILINE))
     from cuda_cluster.dask import keywords
 
-    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file", "verbose"}
+    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file", "preflight",
+                      "verbose"}
     own = {"engine", "python", "join", "host", "interface", "scheduler-port", "threads-per-worker",
            "tls-ca-file", "tls-cert", "tls-key", "n-workers", "memory-limit", "device-memory-limit",
            "set-rmm-allocator-for-libs", "dashboard", "no-dashboard", "dashboard-address",

@@ -13,10 +13,13 @@ use crate::preflight::{self, Check};
 
 const BOLD: Style = Style::new().bold();
 
-/// Explains a check, or lists all where none is named.
+/// The word for all checks.
+const ALL: &str = "all";
+
+/// Explains a check or all, or lists all where none is named.
 pub(super) fn explain(id: &str, form: Form) -> Result<Exit, Failure> {
     let wanted: Vec<&Check> = match id {
-        "" => preflight::checks().collect(),
+        "" | ALL => preflight::checks().collect(),
         id => vec![preflight::check(id).ok_or_else(|| unknown(id))?],
     };
     match form {
@@ -29,6 +32,7 @@ pub(super) fn explain(id: &str, form: Form) -> Result<Exit, Failure> {
             let line = |check: &&Check| format!("{:width$}  {}\n", check.id, check.title);
             output::print_text(&wanted.iter().map(line).collect::<String>())?;
         }
+        Form::Table if id == ALL => output::print(&document())?,
         Form::Table => output::print_text(&wanted.iter().map(|it| page(it)).collect::<String>())?,
     }
     Ok(Exit::Done)
@@ -43,20 +47,43 @@ fn unknown(id: &str) -> Failure {
     })
 }
 
+/// What is said of a check: a heading and the words.
+fn rows(check: &Check) -> impl Iterator<Item = (&'static str, String)> {
+    let remedy = match check.remedy {
+        "" => String::new(),
+        remedy => format!("{} ({})", in_flags(remedy.to_owned()), check.cost.text()),
+    };
+    let rows = [
+        ("looks at", check.looks_at.to_owned()),
+        ("if bad", check.consequence.to_owned()),
+        ("source", check.source.to_owned()),
+        ("do", remedy),
+    ];
+    rows.into_iter().filter(|(_, words)| !words.is_empty())
+}
+
+/// All checks as a document in Markdown: `src/CHECKS.md`.
+fn document() -> String {
+    let mut text = format!(
+        "# What doctor checks\n\n`cuda-cluster doctor` makes {} checks for a plan, or for the \
+         machine where there is none. `cuda-cluster doctor\n--explain ID` says the same of one \
+         check. Those that are minor count for nothing; `-v` shows them.\n",
+        preflight::checks().count()
+    );
+    for check in preflight::checks() {
+        let minor = if check.minor { " (minor)" } else { "" };
+        let _ = writeln!(text, "\n## {}\n\n{}{minor}\n", check.id, check.title);
+        for (head, words) in rows(check) {
+            let _ = writeln!(text, "- **{head}** {words}");
+        }
+    }
+    text
+}
+
 fn page(check: &Check) -> String {
     let mut text = format!("{BOLD}{}{BOLD:#}: {}\n\n", check.id, check.title);
-    let cost = check.cost.text();
-    let rows = [
-        ("looks at", check.looks_at),
-        ("if bad", check.consequence),
-        ("source", check.source),
-        ("do", &in_flags(check.remedy.to_owned())),
-        ("which", cost),
-    ];
-    for (head, words) in rows {
-        if !words.is_empty() {
-            let _ = writeln!(text, "{head:8}  {words}");
-        }
+    for (head, words) in rows(check) {
+        let _ = writeln!(text, "{head:8}  {words}");
     }
     if check.minor {
         let _ = writeln!(text, "{:8}  it counts for nothing: doctor shows it with -v", "weight");
@@ -75,4 +102,15 @@ fn value(check: &Check) -> serde_json::Value {
         "cost": check.cost,
         "minor": check.minor,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_is_the_tables() {
+        let is = include_str!("../../CHECKS.md") == document();
+        assert!(is, "cuda-cluster doctor --explain all > src/CHECKS.md");
+    }
 }

@@ -45,7 +45,8 @@ pub(super) struct Arguments {
         conflicts_with_all = flags::deciding(),
     )]
     plan: Option<PathBuf>,
-    /// Explain a check: what it looks at, what follows, what to do; without ID, list all checks
+    /// Explain a check: what it looks at, what follows, what to do; without ID, list all checks;
+    /// 'all' explains all, in Markdown
     #[arg(long, value_name = "ID", num_args = 0..=1, default_missing_value = "")]
     explain: Option<String>,
     /// Print the settings that this machine's faults ask for
@@ -152,6 +153,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 pub(super) fn refuse(plan: &Plan) -> Result<(), Failure> {
     let examined = cluster::examine(&probe::caller());
     let findings = reach::runtime()?.block_on(doctor::doctor(&examined, Some(plan)));
+    let findings = preflight::grouped(&findings);
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error);
     let errors: Vec<String> = errors.map(|error| in_flags(error.one_line())).collect();
     if errors.is_empty() {

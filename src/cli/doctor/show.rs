@@ -1,4 +1,4 @@
-//! Findings as people read them: the worst first, and what is well in a line.
+//! Findings as people read them: the worst first, and how many are well.
 //!
 //! *Invariant:* every finding is shown, or counted in the last line.
 
@@ -8,7 +8,7 @@ use super::super::failure::Failure;
 use super::super::output;
 use super::super::sanitize::plain;
 use crate::plan::Plan;
-use crate::preflight::{Finding, Severity};
+use crate::preflight::{Finding, Severity, grouped};
 
 const BOLD: Style = Style::new().bold();
 
@@ -23,23 +23,15 @@ pub(super) fn findings(
         Severity::Note => verbose || !finding.minor,
         Severity::Ok => verbose,
     };
+    let findings = grouped(findings);
     let mut all: Vec<&Finding> = findings.iter().filter(shown).collect();
     all.sort_by_key(|finding| std::cmp::Reverse(rank(finding.severity)));
-    let width = findings.iter().map(|finding| finding.id.len()).max().unwrap_or(0);
+    let width = all.iter().map(|finding| finding.id.len()).max().unwrap_or(0);
     let mut text = format!("{BOLD}{}{BOLD:#}\n", title(plan));
     for finding in all {
         text.push_str(&lines(finding, width));
     }
-    if !verbose {
-        let well = findings.iter().filter(|finding| finding.severity == Severity::Ok);
-        let mut names: Vec<&str> = well.map(|finding| finding.id.as_str()).collect();
-        names.dedup();
-        if !names.is_empty() {
-            let style = Style::new().fg_color(Some(AnsiColor::Green.into()));
-            text.push_str(&format!("{style}{:11}{style:#}  {}\n", "ok", names.join(" ")));
-        }
-    }
-    output::print_text(&(text + &summary(findings)))
+    output::print_text(&(text + &summary(&findings)))
 }
 
 /// The order in which they are shown: what could not be looked at after what is bad.
@@ -99,11 +91,14 @@ fn lines(finding: &Finding, width: usize) -> String {
 }
 
 fn summary(findings: &[Finding]) -> String {
-    let count = |severity| findings.iter().filter(|it| it.severity == severity).count();
+    let of = |severity| findings.iter().filter(move |it| it.severity == severity);
+    let count = |severity| of(severity).count();
+    let minor = of(Severity::Note).filter(|it| it.minor).count();
     let parts = [
         (count(Severity::Error), "error", "errors"),
         (count(Severity::Warning), "warning", "warnings"),
-        (count(Severity::Note), "note", "notes"),
+        (count(Severity::Note) - minor, "note", "notes"),
+        (minor, "that counts for nothing", "that count for nothing"),
         (count(Severity::CannotTell), "that cannot be told", "that cannot be told"),
         (count(Severity::Ok), "ok", "ok"),
     ];

@@ -25,6 +25,7 @@ use super::{doctor, output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
+use crate::preflight::grouped;
 use crate::spec::Request;
 use crate::supervise::{Cause, ClusterPhase, ClusterState, Escalation, Outcome};
 
@@ -160,7 +161,7 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
         output::note(&keys.note(note));
     }
-    for finding in prepared.preflight.iter().filter(|it| it.is_bad() && !it.is_noted()) {
+    for finding in grouped(&prepared.preflight).iter().filter(|it| it.is_bad() && !it.is_noted()) {
         output::remark("preflight", &in_flags(finding.one_line()));
     }
     Ok(prepared)

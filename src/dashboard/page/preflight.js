@@ -16,11 +16,12 @@ export class Preflight {
     if (!findings) return;
     const order = Object.keys(WORDS);
     const told = findings.filter((one) => one.severity in WORDS && !one.minor).sort((a, b) => order.indexOf(a.severity) - order.indexOf(b.severity));
+    const groups = grouped(told);
     const well = new Set(findings.filter((one) => one.severity === "ok").map((one) => one.id)).size;
-    const counts = order.map((severity) => [told.filter((one) => one.severity === severity).length, WORDS[severity][0]]);
+    const counts = order.map((severity) => [groups.filter((one) => one.severity === severity).length, WORDS[severity][0]]);
     const words = counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}${count > 1 && word !== "cannot tell" ? "s" : ""}`);
     this.facts.textContent = [...words, `${well} checks were well`, "before the start"].join(" · ");
-    this.list.replaceChildren(...told.map((one) => this.finding(one)));
+    this.list.replaceChildren(...groups.map((one) => this.finding(one)));
   }
 
   finding({ id, severity, about, text, evidence = [], consequence, remedy, concerns = [] }) {
@@ -36,4 +37,21 @@ export class Preflight {
       h("summary", {}, h("span", { class: `pill ${tone}` }, word), " ", about ? `${about}: ` : "", text),
       h("dl", { class: "mono" }, rows.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
   }
+}
+
+/** Findings, with those that differ only in what they are about as one. */
+function grouped(findings) {
+  const all = new Map();
+  for (const one of findings) {
+    const { about, concerns = [], ...rest } = one;
+    const key = JSON.stringify(rest);
+    const same = all.get(key);
+    if (same && about && same.about) {
+      same.about += `, ${about}`;
+      same.concerns = [...new Set([...same.concerns, ...concerns])];
+    } else {
+      all.set(same ? `${key} ${all.size}` : key, { ...one, concerns: [...concerns] });
+    }
+  }
+  return [...all.values()];
 }

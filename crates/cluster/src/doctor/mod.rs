@@ -14,6 +14,7 @@ pub(crate) mod ucx;
 use cuda_cluster_machine::probe::{Examined, ProbeError};
 use cuda_cluster_model::plan::{EngineKind, Plan};
 use cuda_cluster_model::preflight::{self, Evidence, Finding, Record, Severity, VERSION};
+use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::Topology;
 
 /// What was seen, for a file.
@@ -50,7 +51,7 @@ pub async fn doctor(examined: &Result<Examined, ProbeError>, plan: Option<&Plan>
     let mut findings = vec![match examined {
         Ok(_) => driver_of(topology),
         Err(error) => {
-            let finding = Finding::tried("driver", Severity::Error, error.to_string());
+            let finding = Finding::tried("driver", Severity::Error, in_full(error));
             error.hint().into_iter().fold(finding, Finding::remedy)
         }
     }];

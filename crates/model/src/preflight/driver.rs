@@ -60,9 +60,9 @@ pub(super) const CHECKS: &[Check] = &[
         id: "device-rules",
         title: "leave to use the device files",
         looks_at: "access to /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidiaN, as control groups rule it",
-        consequence: "GPUs vanish from running containers: NVML says 'Unknown Error'",
-        source: "NVIDIA/nvidia-docker#1671, nvidia-container-toolkit#171: systemctl daemon-reload rewrites the \
-                 group's device rules",
+        consequence: "GPUs vanish from running containers ('systemctl daemon-reload' rewrites the \
+                      group's device rules): NVML says 'Unknown Error'",
+        source: "NVIDIA/nvidia-docker#1671, nvidia-container-toolkit#171",
         remedy: "start the container anew; make the files' char links (nvidia-ctk system \
                  create-dev-char-symlinks), or use cgroupfs",
         cost: Cost::Restart,

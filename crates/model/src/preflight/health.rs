@@ -129,7 +129,7 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "the workers' memory is not all theirs: allocations fail in the middle",
         source: "pytorch/pytorch#1085, ray-project/ray#31451, rapidsai/dask-cuda#859",
         remedy: "end the processes named, or plan without the GPU ('gpus')",
-        cost: Cost::Nothing,
+        cost: Cost::Jobs,
         minor: false,
         judge: Some(held),
     },
@@ -443,6 +443,6 @@ fn told(error: &Xid) -> Found {
     let found = Found::new(severity, text).saw("kernel log", format!("Xid ({pci}): {number}"));
     match consequence {
         Some(consequence) => found.consequence(consequence).remedy("nothing, if it was a program"),
-        None => found,
+        None => found.remedy(xid::remedy(*number)),
     }
 }

@@ -208,6 +208,27 @@ pub fn judge(evidence: &Evidence, topology: &Topology, plan: Option<&Plan>) -> V
     findings
 }
 
+/// Findings, with those that differ only in what they are about as one: `GPU0, GPU1`.
+pub fn grouped(findings: &[Finding]) -> Vec<Finding> {
+    let mut all: Vec<Finding> = Vec::new();
+    for finding in findings {
+        let same = |one: &&mut Finding| {
+            let (about, concerns) = (one.about.clone(), one.concerns.clone());
+            **one == Finding { about, concerns, ..finding.clone() }
+        };
+        match (all.iter_mut().find(same), &finding.about) {
+            (Some(Finding { about: Some(all), concerns, .. }), Some(about)) => {
+                *all = format!("{all}, {about}");
+                let more = finding.concerns.iter().filter(|worker| !concerns.contains(worker));
+                let more: Vec<String> = more.cloned().collect();
+                concerns.extend(more);
+            }
+            _ => all.push(finding.clone()),
+        }
+    }
+    all
+}
+
 impl Finding {
     /// A result of a check that was tried rather than seen.
     ///

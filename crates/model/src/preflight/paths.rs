@@ -222,15 +222,19 @@ fn acs(scene: &Scene<'_>, report: &mut Report) {
             }
         }
     }
-    if let Some((port, (control, first))) = bad.first_key_value() {
+    if let Some((port, (control, _))) = bad.first_key_value() {
         let ports: Vec<&str> = bad.keys().copied().collect();
-        let names: Vec<&str> = first.iter().map(|pair| pair.name.as_str()).collect();
+        let redirected = || bad.values().flat_map(|(_, pairs)| pairs);
+        // In the order of the pairs, each once.
+        let names = pairs.iter().map(|pair| pair.name.as_str());
+        let names: Vec<&str> =
+            names.filter(|name| redirected().any(|pair| pair.name == *name)).collect();
         let (ports, names) = (listed(&ports), listed(&names));
         let redirect = if bad.len() == 1 { "redirects" } else { "redirect" };
         let found =
             Found::warning(format!("{ports} {redirect} what goes between {names} to the CPU"));
         let saw = format!("{control:#06x} (request or completion redirect)");
-        let concerned = bad.values().flat_map(|(_, pairs)| pairs).flat_map(|pair| &pair.workers);
+        let concerned = redirected().flat_map(|pair| &pair.workers);
         let found = found.saw(format!("ACS control of {port}"), saw);
         report.push(found.concerns(concerned.cloned().collect()));
     }

@@ -35,6 +35,27 @@ pub fn meaning(xid: u64) -> &'static str {
     }
 }
 
+/// What to do about a fault of hardware, from the actions in NVIDIA's *Xid Errors* guide.
+pub(super) fn remedy(xid: u32) -> &'static str {
+    match xid {
+        79 => {
+            "power the machine off and on; if it comes again, the card's seat, power and cooling, \
+             then the vendor"
+        }
+        74 | 144..=150 => {
+            "nvidia-smi nvlink -e -i GPU, then reset the GPU (nvidia-smi --gpu-reset); if it \
+             comes again, the bridge or the board, by the vendor"
+        }
+        64 => "reset the GPU (nvidia-smi --gpu-reset); rows can no longer be remapped: replace it",
+        94 => "start the program that was ended anew, and reset the GPU when it is idle",
+        48 | 92 | 95 | 140 => {
+            "end its programs and reset the GPU (nvidia-smi --gpu-reset), then dcgmi diag -r 3"
+        }
+        154 => "nvidia-smi -q -d RECOVERY_ACTION says which",
+        _ => "reset the GPU (nvidia-smi --gpu-reset); if it comes again, nvidia-bug-report.sh",
+    }
+}
+
 /// Whether a number speaks of the GPU or its links, not of a program that used it.
 pub(super) fn is_hardware(xid: u32) -> bool {
     matches!(xid, 38 | 48 | 61 | 62 | 64 | 74 | 79 | 92 | 94 | 95 | 119..=121 | 140 | 144..=150 | 154)
