@@ -282,7 +282,10 @@ fn errors_in_the_kernels_log_are_hardwares_or_a_programs() {
         let line = format!("4,2,89000000000,-;NVRM: Xid (PCI:{pci}): {number}, pid=1\n");
         place.file("dev/kmsg", &line)
     };
-    logged(79).finds("xid", Warning, "GPU1 Xid 79, GPU has fallen off the bus, once");
+    let off = logged(79).finds("xid", Warning, "GPU1 Xid 79, GPU has fallen off the bus, once");
+    assert!(off.remedy.is_some_and(|remedy| remedy.contains("power")));
+    let uncorrected = logged(95).finds("xid", Warning, "GPU1 Xid 95");
+    assert!(uncorrected.remedy.is_some_and(|remedy| remedy.contains("--gpu-reset")));
     logged(31).finds("xid", Note, "GPU1 Xid 31");
     logged(79).asked(&["--gpus", "0"]).is_well("xid");
     let refused = on(H100).without("dev/kmsg").file("dev/kmsg/x", "");

@@ -61,6 +61,9 @@ impl<Told: DeserializeOwned + Send + 'static> Child<Told> {
         command.arg(subcommand).env_remove("CUDA_VISIBLE_DEVICES");
         // UCX writes its log where the answers go.
         command.env_remove("UCX_LOG_LEVEL");
+        // It takes UCX 1.21 up to a second to change the code of the functions that it watches, and
+        // nothing is registered here.
+        command.env("UCX_MEM_EVENTS", "n");
         command.envs(visible.map(|mask| ("CUDA_VISIBLE_DEVICES", mask)));
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn()?;
