@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -106,11 +107,14 @@ def sysfs(path):
     return pathlib.Path("/sys", path).read_text().strip()
 
 
+#: Where the GPUs' description is; the program's own disk cannot be written to.
+MADE_UP = pathlib.Path("/tmp/gpus")
+
 #: The environment of the program: GPUs are made up, all else is the machine's.
 ENVIRONMENT = {
     **os.environ,
     "CUDA_CLUSTER_NVML": "/lab/lib/libnvidia-ml.so.1",
-    "CUDA_CLUSTER_FAKE_NVML": "/lab/gpus.json",
+    "CUDA_CLUSTER_FAKE_NVML": str(MADE_UP / "gpus.json"),
     "CUDA_CLUSTER_FAKE_FAULTS": "",
     "CUDA_CLUSTER_FAKE_CUDA_FAULTS": "",
     "LD_LIBRARY_PATH": "/lab/lib",
@@ -194,6 +198,10 @@ def prepare():
     for module in ("virtio_net", "ib_uverbs", "rdma_ucm", "rdma_rxe", "dummy"):
         sh("modprobe", module)
     os.makedirs("/run/lab", mode=0o700, exist_ok=True)
+    # Beside the description the made-up driver counts the memory of all users' processes.
+    MADE_UP.mkdir(exist_ok=True)
+    MADE_UP.chmod(0o1777)
+    shutil.copy("/lab/gpus.json", MADE_UP)
     # The addresses are there at once.
     for which in ("all", "default"):
         pathlib.Path(f"/proc/sys/net/ipv6/conf/{which}/accept_dad").write_text("0")

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::evidence::Look;
-use super::scene::{Found, Pair, Report, Scene, listed};
+use super::scene::{Found, Pair, Report, Scene, counted, listed};
 use super::{Check, Cost};
 use crate::topology::{FabricState, Gpu};
 
@@ -201,7 +201,7 @@ fn peers(scene: &Scene<'_>, report: &mut Report) {
     }
     let untold = joined.iter().filter(|pair| pair.are_peers().is_none()).count();
     if untold > 0 {
-        report.cannot_tell(format!("NVML does not tell of {untold} pairs"));
+        report.cannot_tell(format!("NVML does not tell of {}", counted(untold, "pair")));
     }
     report.settle(joined.len() - untold, "pair", "peer access over NVLinks", Vec::new());
 }

@@ -3,7 +3,7 @@
 //! *Invariant:* an idle, power-capped or display GPU is healthy.
 
 use super::evidence::{Holder, Look, Xid};
-use super::scene::{Found, Report, Scene};
+use super::scene::{Found, Report, Scene, counted};
 use super::{Check, Cost, Severity, xid};
 use crate::topology::{ComputeMode, Gpu};
 use crate::units::{HumanBytes, HumanSpan};
@@ -185,7 +185,7 @@ fn ecc_errors(scene: &Scene<'_>, report: &mut Report) {
         "no uncorrected errors",
         |gpu| &gpu.ecc_uncorrected,
         |_, errors| {
-            let text = format!("{errors} errors of its memory could not be corrected");
+            let text = format!("{} of its memory could not be corrected", counted(errors, "error"));
             (*errors > 0)
                 .then(|| Found::warning(text).saw("nvmlDeviceGetTotalEccErrors, volatile", errors))
         },

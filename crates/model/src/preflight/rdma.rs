@@ -3,7 +3,7 @@
 //! *Invariant:* a port that no worker uses, or would have used, is not blamed.
 
 use super::evidence::{DeviceFile, Look};
-use super::scene::{Found, Report, Scene, listed};
+use super::scene::{Found, Report, Scene, counted, listed};
 use super::{Check, Cost, Severity};
 use crate::topology::{Gpu, LinkKind, LinkLayer, Nic, NicKind, Port, PortState};
 use crate::units::HumanBytes;
@@ -120,13 +120,15 @@ fn active(scene: &Scene<'_>, report: &mut Report) {
     match (all.len(), up) {
         (0, _) => {}
         (count, 0) => {
-            let text = format!("{count} adapters, and no active port");
+            let text = format!("{}, and no active port", counted(count, "adapter"));
             let states = all.iter().flat_map(|nic| &nic.ports).filter_map(|port| port.state);
             let states: Vec<String> = states.map(|state| state.to_string()).collect();
             let states: Vec<&str> = states.iter().map(String::as_str).collect();
             report.push(Found::warning(text).saw("ports/*/state", listed(&states)));
         }
-        (count, up) => report.ok(format!("{count} adapters, {up} of them with an active port")),
+        (count, up) => {
+            report.ok(format!("{}, {up} with an active port", counted(count, "adapter")))
+        }
     }
 }
 
@@ -317,7 +319,10 @@ fn flaps(scene: &Scene<'_>, report: &mut Report) {
         match &seen.link_downed {
             Look::Seen(0) => well += 1,
             Look::Seen(times) => {
-                let text = format!("its link went down {times} times since the driver was loaded");
+                let text = format!(
+                    "its link went down {} since the driver was loaded",
+                    counted(times, "time")
+                );
                 let found = Found::note(text).about(name(nic, port));
                 report.push(found.saw("counters/link_downed", times));
             }

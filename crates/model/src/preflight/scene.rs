@@ -48,6 +48,14 @@ impl Pair<'_> {
     }
 }
 
+/// `1 pair`, `2 pairs`.
+pub(super) fn counted(number: impl std::fmt::Display, what: &str) -> String {
+    match number.to_string().as_str() {
+        "1" => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
+}
+
 impl<'a> Scene<'a> {
     /// A scene; without a plan, all of the machine is used.
     pub fn new(evidence: &'a Evidence, topology: &'a Topology, plan: Option<&'a Plan>) -> Self {
@@ -214,8 +222,7 @@ impl Report {
         unseen: Vec<(String, String)>,
     ) {
         if self.found.is_empty() && well > 0 {
-            let s = if well == 1 { "" } else { "s" };
-            self.push(Found::new(Severity::Ok, format!("{well} {what}{s}: {from}")));
+            self.push(Found::new(Severity::Ok, format!("{}: {from}", counted(well, what))));
         }
         // The same reason once, with all that it is about.
         let reasons: BTreeSet<&String> = unseen.iter().map(|(_, why)| why).collect();
