@@ -440,7 +440,7 @@ def refusals():
           containing("exit 1", "/dev/infiniband"),
           lambda: str(program("up", *PAIR, *RDMA, "--name", "lab", "--detach", **plain, **ONLY_RDMA)))  # fmt: skip
     check("unreadable uverbs: doctor names it", containing("/dev/infiniband"),
-          lambda: str(program("doctor", **plain)))  # fmt: skip
+          lambda: str(program("doctor", *RDMA, **plain)))  # fmt: skip
     for device in devices:
         device.chmod(0o666)
     check("64 KiB of locked memory: refused before anything starts, with the limit and what to do",
