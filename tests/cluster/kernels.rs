@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use cuda_cluster::cluster::{Client, CudaParameter, CudaTask, Kernel, Remote, Scalar};
 
-use crate::gpus::{Machine, moved};
+use crate::gpus::{Machine, described, moved};
 use crate::skip::skip;
+use serde_json::Value;
 
 const AXPY: &str = r#"
 extern "C" __global__ void fill(float *out, float value, int n) {
@@ -273,4 +274,30 @@ fn a_compiler_without_code_for_a_gpu_makes_ptx_or_says_that_it_is_too_new() {
         machine.run(&["down", "dev"], &[]);
         machine.sandbox.assert_nothing_is_left();
     }
+}
+
+#[test]
+fn doctor_says_which_compiler_fits_the_driver_and_the_gpus() {
+    let said = |machine: &Machine, variables: &[(&str, &str)]| {
+        let said = machine.run(&["doctor", "-o", "json"], variables);
+        let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        let all = document["findings"].as_array().expect("findings").iter();
+        let all = all.filter(|finding| finding["id"] == "nvrtc");
+        let all = all.map(|it| format!("{}: {}", it["severity"], it["text"]).replace('"', ""));
+        all.collect::<Vec<_>>()
+    };
+    let Some(machine) = Machine::new("the compiler", "") else { return };
+    assert_eq!(said(&machine, &[]), ["ok: CUDA 13.0, sm_90a"]);
+    let newer = said(&machine, &[("CUDA_CLUSTER_FAKE_NVRTC_ARCHS", "100,120")]);
+    assert!(newer[0].contains("warning") && newer[0].contains("no code for compute"), "{newer:?}");
+    let mut described = described("dgx-h100");
+    described.cuda = Some("12.8".to_owned());
+    let Some(older) = Machine::of(&described, "the compiler", "") else { return };
+    let older = said(&older, &[]);
+    assert!(older[0].contains("of CUDA 13.0, and the driver of 12.8"), "{older:?}");
+    // Neither the loader nor a Python environment has one.
+    std::fs::remove_file(machine.root().join("lib/libnvrtc.so.13")).expect("it was there");
+    let copy = machine.root().join("lib/libucp.so.0");
+    let none = said(&machine, &[("CUDA_CLUSTER_UCX", copy.to_str().expect("UTF-8"))]);
+    assert!(none[0].contains("note: cannot find libnvrtc.so"), "{none:?}");
 }

@@ -139,7 +139,7 @@ fn no_tried_check_is_left_out() {
         "ucx-rdma",
         "ucx-registration-cache",
     ];
-    // In `tests/cluster/first_day.rs`.
-    let elsewhere = ["cuda"];
+    // In `tests/cluster/first_day.rs` and `kernels.rs`.
+    let elsewhere = ["cuda", "nvrtc"];
     assert_eq!(here.into_iter().chain(elsewhere).collect::<BTreeSet<_>>(), tried);
 }

@@ -76,7 +76,7 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
     // SAFETY: see above.
-    unsafe { tell(version, 13000) }.err().unwrap_or(DONE)
+    unsafe { tell(version, machine::driver_version()) }.err().unwrap_or(DONE)
 }
 
 #[unsafe(no_mangle)]

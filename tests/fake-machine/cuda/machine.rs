@@ -55,11 +55,24 @@ impl Device {
     }
 }
 
-/// Reads the description.
-pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
+/// The version of CUDA in the description, as the driver counts it (12.8: 12080).
+pub fn driver_version() -> i32 {
+    let described = description().ok().and_then(|(_, machine)| machine.cuda);
+    let (major, minor) = described.as_deref().unwrap_or("13.0").split_once('.').unzip();
+    let number = |part: Option<&str>| part.and_then(|part| part.parse().ok()).unwrap_or(0);
+    number(major) * 1000 + number(minor) * 10
+}
+
+fn description() -> Answer<(PathBuf, Machine)> {
     let path = std::env::var_os("CUDA_CLUSTER_FAKE_NVML").map(PathBuf::from).ok_or(NO_DEVICE)?;
     let text = std::fs::read_to_string(&path).map_err(|_| NO_DEVICE)?;
-    let machine: Machine = serde_json::from_str(&text).map_err(|_| NO_DEVICE)?;
+    let machine = serde_json::from_str(&text).map_err(|_| NO_DEVICE)?;
+    Ok((path, machine))
+}
+
+/// Reads the description.
+pub fn devices(faults: &Faults) -> Answer<Vec<Device>> {
+    let (path, machine) = description()?;
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let mut named: Vec<(&Gpu, Option<usize>)> = match &visible {
         None => enumerated(&machine),

@@ -4,6 +4,7 @@
 //! *Invariant:* nobody waits for the other process longer than was said: in the driver no signal
 //! reaches it.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -50,10 +51,10 @@ pub(super) struct Ended {
 }
 
 impl<Told: DeserializeOwned + Send + 'static> Child<Told> {
-    /// Starts a hidden subcommand, which reads its order from standard input.
+    /// Starts a hidden subcommand with these variables, which reads its order from standard input.
     pub(super) fn start(
         subcommand: &str,
-        visible: Option<String>,
+        variables: impl IntoIterator<Item = (&'static str, OsString)>,
         order: &impl Serialize,
     ) -> std::io::Result<Self> {
         let mut command = Command::new(own_program());
@@ -64,7 +65,7 @@ impl<Told: DeserializeOwned + Send + 'static> Child<Told> {
         // It takes UCX 1.21 up to a second to change the code of the functions that it watches, and
         // nothing is registered here.
         command.env("UCX_MEM_EVENTS", "n");
-        command.envs(visible.map(|mask| ("CUDA_VISIBLE_DEVICES", mask)));
+        command.envs(variables);
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = piped.spawn()?;
         let (said, heard) = mpsc::channel();
@@ -129,11 +130,12 @@ fn text_of(errors: ChildStderr) -> String {
 
 /// The mask with which a process sees all whole GPUs of a machine that has MIG instances: CUDA
 /// shows a process one instance at most, and then no GPU. `None` where none is needed.
-pub(super) fn mask(topology: &Topology) -> Option<String> {
+pub(super) fn mask(topology: &Topology) -> Option<(&'static str, OsString)> {
     let whole = topology.gpus.iter().filter(|gpu| is_whole(gpu));
     let names: Option<Vec<&str>> = whole.map(|gpu| Some(gpu.uuid.as_ref()?.as_str())).collect();
     let is_mig = topology.gpus.iter().any(|gpu| !gpu.mig.is_empty());
-    names.filter(|_| is_mig).map(|names| names.join(","))
+    let names = names.filter(|_| is_mig)?;
+    Some(("CUDA_VISIBLE_DEVICES", names.join(",").into()))
 }
 
 /// Whether a GPU is not in MIG mode, in which it runs nothing itself.

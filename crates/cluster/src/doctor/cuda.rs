@@ -3,6 +3,8 @@
 //!
 //! *Invariant:* a GPU counts as tried only if the other process has said so.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::{ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -11,14 +13,17 @@ use serde::{Deserialize, Serialize};
 use super::child::{self, Child, Heard, order, say};
 use super::{Finding, Severity};
 use cuda_cluster_data::cuda::{self, Device};
+use cuda_cluster_data::ucx::LIBRARY_VARIABLE;
 use cuda_cluster_model::ids::{GpuIndex, GpuUuid, PciAddress};
+use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::{Gpu, Topology};
 
 /// The hidden subcommand of the other process.
 pub(crate) const SUBCOMMAND: &str = "__try-cuda";
 
-/// What this is called in the report.
+/// What these are called in the report.
 const CHECK: &str = "cuda";
+const COMPILER: &str = "nvrtc";
 
 /// Time to open CUDA, and beyond it for each GPU. A first context takes a second or two, and more
 /// where the driver does not stay loaded (persistence mode).
@@ -43,21 +48,31 @@ enum Told {
     Count(usize),
     /// A GPU works.
     Works(GpuIndex),
+    Compiles(Compiles),
     /// A GPU, or CUDA itself, does not.
-    Fails { index: Option<GpuIndex>, text: String, hint: Option<String> },
+    Fails {
+        index: Option<GpuIndex>,
+        text: String,
+        hint: Option<String>,
+    },
     /// Nothing more will come.
     Done,
 }
 
+/// What compiles for a GPU and what it makes; or why nothing does, and whether there is a compiler
+/// at all.
+type Compiles = Result<String, (String, bool)>;
+
 /// What was found, and whether the driver answers at all.
 pub(super) struct Found {
-    pub(super) finding: Finding,
+    pub(super) findings: Vec<Finding>,
     pub(super) answers: bool,
 }
 
 /// Tries the GPUs of a machine; nothing where there are none. MIG instances are left out: CUDA
 /// shows a process one of them at most, and then no GPU, so the others are named.
-pub(super) fn cuda(topology: &Topology) -> Option<Found> {
+/// Compilers are looked for beside the libucp, as workers do.
+pub(super) fn cuda(topology: &Topology, libucp: Option<&Path>) -> Option<Found> {
     let whole = |gpu: &&Gpu| child::is_whole(gpu);
     let wanted =
         |gpu: &Gpu| Some(Wanted { index: gpu.index, pci: gpu.pci?, uuid: gpu.uuid.clone() });
@@ -65,16 +80,36 @@ pub(super) fn cuda(topology: &Topology) -> Option<Found> {
     let is_mig = topology.gpus.iter().any(|gpu| !gpu.mig.is_empty());
     topology.driver.as_ref().filter(|_| !gpus.is_empty())?;
     let limit = OPENING + EACH * u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let tried = match ask(&gpus, child::mask(topology), limit) {
+    let libucp = libucp.map(|path| (LIBRARY_VARIABLE, path.as_os_str().to_owned()));
+    let variables = child::mask(topology).into_iter().chain(libucp);
+    let tried = match ask(&gpus, variables, limit) {
         Ok(tried) => tried,
         Err(error) => {
             let finding =
                 Finding::tried(CHECK, Severity::CannotTell, format!("could not be tried: {error}"));
-            return Some(Found { finding, answers: true });
+            return Some(Found { findings: vec![finding], answers: true });
         }
     };
-    let finding = judge(&gpus, &tried, is_mig, limit);
-    Some(Found { finding, answers: tried.end.is_some() })
+    let mut findings = vec![judge(&gpus, &tried, is_mig, limit)];
+    findings.extend(compilers(&tried.told));
+    Some(Found { findings, answers: tried.end.is_some() })
+}
+
+/// What was said of compilers, each thing once. Without one most workers do their work.
+fn compilers(told: &[Told]) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = Vec::new();
+    for told in told {
+        let Told::Compiles(compiles) = told else { continue };
+        let (severity, text) = match compiles {
+            Ok(made) => (Severity::Ok, made),
+            Err((why, true)) => (Severity::Warning, why),
+            Err((why, false)) => (Severity::Note, why),
+        };
+        if findings.iter().all(|finding| finding.text != *text) {
+            findings.push(Finding::tried(COMPILER, severity, text));
+        }
+    }
+    findings
 }
 
 /// What was heard until the other process ended, or its time.
@@ -86,8 +121,12 @@ struct Tried {
     last_error: Option<String>,
 }
 
-fn ask(gpus: &[Wanted], mask: Option<String>, limit: Duration) -> std::io::Result<Tried> {
-    let other = Child::start(SUBCOMMAND, mask, &gpus)?;
+fn ask(
+    gpus: &[Wanted],
+    variables: impl Iterator<Item = (&'static str, OsString)>,
+    limit: Duration,
+) -> std::io::Result<Tried> {
+    let other = Child::start(SUBCOMMAND, variables, &gpus)?;
     let until = Instant::now() + limit;
     let mut told = Vec::new();
     let end = loop {
@@ -109,6 +148,7 @@ fn judge(gpus: &[Wanted], tried: &Tried, is_mig: bool, limit: Duration) -> Findi
             Told::Count(number) => count = Some(*number),
             Told::Works(index) => works.push(*index),
             Told::Fails { index, text, hint } => troubles.push((*index, text, hint.as_deref())),
+            Told::Compiles(_) => {}
             Told::Done => done = true,
         }
     }
@@ -177,22 +217,25 @@ fn attempt(gpus: &[Wanted]) -> std::io::Result<()> {
     }
     for gpu in gpus {
         match works(gpu) {
-            Ok(None) => say(&Told::Works(gpu.index))?,
-            Ok(Some(text)) => say(&Told::Fails { index: Some(gpu.index), text, hint: None })?,
+            Ok(Ok(compiles)) => {
+                say(&Told::Works(gpu.index))?;
+                say(&Told::Compiles(compiles))?;
+            }
+            Ok(Err(text)) => say(&Told::Fails { index: Some(gpu.index), text, hint: None })?,
             Err(error) => say(&fails(Some(gpu.index), error))?,
         }
     }
     say(&Told::Done)
 }
 
-/// What is wrong with a GPU that no call of the driver has said.
-fn works(gpu: &Wanted) -> Result<Option<String>, cuda::Error> {
+/// What compiles for a GPU, or what is wrong with it that no call of the driver has said.
+fn works(gpu: &Wanted) -> Result<Result<Compiles, String>, cuda::Error> {
     let device = Device::open(gpu.pci)?;
     let uuid = device.uuid()?;
     if let (Some(wanted), Some(found)) = (&gpu.uuid, uuid)
         && *wanted != found
     {
-        return Ok(Some(format!("CUDA has {found} at {}, NVML {wanted}", gpu.pci)));
+        return Ok(Err(format!("CUDA has {found} at {}, NVML {wanted}", gpu.pci)));
     }
     let bytes: Vec<u8> = (0..=250).cycle().take(BYTES).collect();
     let mut buffer = device.allocate(BYTES)?;
@@ -200,10 +243,11 @@ fn works(gpu: &Wanted) -> Result<Option<String>, cuda::Error> {
     let mut back = vec![0; BYTES];
     buffer.read(0, &mut back)?;
     if back != bytes {
-        return Ok(Some("1 MiB came back with other bytes".to_owned()));
+        return Ok(Err("1 MiB came back with other bytes".to_owned()));
     }
     buffer.ipc_handle()?;
-    Ok(None)
+    let made = device.compiler().map(Option::unwrap_or_default);
+    Ok(Ok(made.map_err(|error| (in_full(&error), !matches!(error, cuda::Error::Driver { .. })))))
 }
 
 #[cfg(test)]

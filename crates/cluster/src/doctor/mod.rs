@@ -11,7 +11,7 @@ pub(crate) mod cuda;
 mod tries;
 pub(crate) mod ucx;
 
-use cuda_cluster_machine::probe::{Examined, ProbeError};
+use cuda_cluster_machine::probe::{self, Examined, ProbeError};
 use cuda_cluster_model::plan::{EngineKind, Plan};
 use cuda_cluster_model::preflight::{self, Evidence, Finding, Record, Severity, VERSION};
 use cuda_cluster_model::text::in_full;
@@ -37,14 +37,17 @@ pub async fn doctor(examined: &Result<Examined, ProbeError>, plan: Option<&Plan>
     let topology_of_driver = topology.clone();
     let driver = async {
         let tried = tokio::task::spawn_blocking(move || {
-            let tried = cuda::cuda(&topology_of_driver);
+            let caller = probe::caller();
+            let (libucp, _) = ucx::chosen(&topology_of_driver, &caller);
+            let tried = cuda::cuda(&topology_of_driver, libucp.as_deref());
             let answers = tried.as_ref().is_none_or(|found| found.answers);
-            (tried.map(|found| found.finding), ucx::ucx(answers, &topology_of_driver, rdma))
+            let found = tried.map(|found| found.findings).unwrap_or_default();
+            (found, ucx::ucx(answers, &topology_of_driver, rdma, &caller))
         });
         // A panic of a check is a defect of this program, and is told as one.
         tried.await.unwrap_or_else(|error| {
             let text = format!("could not be tried: {error}");
-            (Some(Finding::tried("cuda", Severity::CannotTell, text)), Vec::new())
+            (vec![Finding::tried("cuda", Severity::CannotTell, text)], Vec::new())
         })
     };
     let (python, (cuda, ucx)) = tokio::join!(tries::python(dask), driver);

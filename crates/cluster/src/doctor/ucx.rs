@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child::{Child, Heard, order, say};
 use cuda_cluster_data::ucx::{self, LIBRARY_VARIABLE, Library, UcpContext, lane_transports};
-use cuda_cluster_machine::probe;
-use cuda_cluster_model::plan::{InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
+use cuda_cluster_model::plan::{CallerEnvironment, InstalledUcx, NEEDS_CACHE_SINCE, without_cache};
 use cuda_cluster_model::preflight::{Finding, Severity};
 use cuda_cluster_model::spec::UcxVersion;
 use cuda_cluster_model::text::in_full;
@@ -33,21 +32,21 @@ fn finding(id: &str, severity: Severity, text: impl Into<String>) -> Finding {
 
 /// The libucp for native workers on this machine's GPUs, and the others that are installed. One
 /// that is built for CUDA and has none of its transports has not found the driver usable.
-pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec<Finding> {
+pub(super) fn ucx(
+    answers: bool,
+    topology: &Topology,
+    rdma_planned: bool,
+    caller: &CallerEnvironment,
+) -> Vec<Finding> {
     if !answers {
         // UCX would open the driver in this process, and hang in it.
         let text = "not opened, because CUDA does not answer";
         return vec![finding("ucx", Severity::Error, text)];
     }
     let driver = topology.driver.is_some();
-    let caller = probe::caller();
-    let installed = caller.ucx_libraries.unwrap_or_default();
-    let named = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from);
+    let installed = caller.ucx_libraries.as_deref().unwrap_or_default();
     let rdma = !topology.nics.is_empty();
-    let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !rdma);
-    let best = installed.iter().find(enough).or(installed.iter().find(|library| library.cuda));
-    let best = best.filter(|_| named.is_none());
-    let path = named.or(best.map(|library| PathBuf::from(&library.path)));
+    let (path, best) = chosen(topology, caller);
     let mut version = None;
     let mut findings = vec![match opened(path.as_deref()) {
         Ok((found, text)) => {
@@ -103,6 +102,22 @@ pub(super) fn ucx(answers: bool, topology: &Topology, rdma_planned: bool) -> Vec
     findings
 }
 
+/// The libucp for native workers: the one that is named, or the best that is installed, which is
+/// the second value; `None` leaves it to the dynamic loader.
+pub(super) fn chosen<'a>(
+    topology: &Topology,
+    caller: &'a CallerEnvironment,
+) -> (Option<PathBuf>, Option<&'a InstalledUcx>) {
+    if let Some(named) = std::env::var_os(LIBRARY_VARIABLE) {
+        return (Some(PathBuf::from(named)), None);
+    }
+    let installed = caller.ucx_libraries.as_deref().unwrap_or_default();
+    let rdma = !topology.nics.is_empty();
+    let enough = |library: &&InstalledUcx| library.cuda && (library.verbs || !rdma);
+    let best = installed.iter().find(enough).or(installed.iter().find(|library| library.cuda));
+    (best.map(|library| PathBuf::from(&library.path)), best)
+}
+
 /// What the other process says of a libucp.
 #[derive(Serialize, Deserialize)]
 enum Told {
@@ -116,7 +131,7 @@ enum Told {
 /// may end its process, and writes to standard output as the caller's variables say.
 fn opened(path: Option<&Path>) -> Result<(UcxVersion, String), (String, Option<String>)> {
     let told = || {
-        let other: Child<Told> = Child::start(SUBCOMMAND, None, &path)?;
+        let other: Child<Told> = Child::start(SUBCOMMAND, [], &path)?;
         match other.hear(LIMIT) {
             Heard::Told(told) => other.end().map(|_| Ok(told)),
             Heard::Silence => {

@@ -92,6 +92,18 @@ impl Device {
         }
     }
 
+    /// The compiler that [kernels](Kernel) for it are made with, and what it makes (`CUDA 13.0,
+    /// sm_90a`); `None` for a simulated device, which has no kernels.
+    ///
+    /// # Errors
+    /// If there is none ([`Error::Driver`]), or it does not fit the GPU or the driver.
+    pub fn compiler(&self) -> Result<Option<String>, Error> {
+        match self {
+            Device::Simulated(_) => Ok(None),
+            Device::Driver(device) => device.compiler().map(Some),
+        }
+    }
+
     /// Makes its context current on this thread; nothing for a simulated device.
     ///
     /// # Errors

@@ -181,11 +181,18 @@ impl Nvrtc {
         Err(Error::Call { call, reason: words.to_string_lossy().into_owned() })
     }
 
-    /// What it can compile for, for a GPU of this compute capability.
-    fn target(&self, capability: [u32; 2]) -> Result<Target, Error> {
-        let (mut major, mut minor, mut count) = (0, 0, 0);
+    /// The version of CUDA that it belongs to.
+    fn version(&self) -> Result<(c_int, c_int), Error> {
+        let (mut major, mut minor) = (0, 0);
         // SAFETY: places for the results.
         self.check("nvrtcVersion", unsafe { (self.version)(&raw mut major, &raw mut minor) })?;
+        Ok((major, minor))
+    }
+
+    /// What it can compile for, for a GPU of this compute capability.
+    fn target(&self, capability: [u32; 2]) -> Result<Target, Error> {
+        let (major, minor) = self.version()?;
+        let mut count = 0;
         // SAFETY: a place for the result.
         let result = unsafe { (self.architectures_size)(&raw mut count) };
         self.check("nvrtcGetNumSupportedArchs", result)?;
@@ -230,6 +237,29 @@ impl Drop for Living<'_> {
         // SAFETY: created once, and not used after this.
         let _ = unsafe { (self.0.destroy)(&raw mut self.1) };
     }
+}
+
+/// The compiler for a GPU of this compute capability and a driver of this version, and what it
+/// makes: `CUDA 13.0, sm_90a`.
+///
+/// # Errors
+/// If there is no libnvrtc, or the driver would not load what it makes for the GPU.
+pub(super) fn compiler(capability: [u32; 2], driver_version: c_int) -> Result<String, Error> {
+    let nvrtc = nvrtc(driver_version)?;
+    let (major, minor) = nvrtc.version()?;
+    let target = nvrtc.target(capability)?;
+    if major > driver_version / 1000 {
+        let (own, part) = (driver_version / 1000, driver_version % 1000 / 10);
+        let reason = format!(
+            "the compiler is of CUDA {major}.{minor}, and the driver of {own}.{part}, which does \
+             not load what it makes"
+        );
+        return Err(Error::Call { call: "nvrtcVersion", reason });
+    }
+    let made = match target {
+        Target::Code(name) | Target::Ptx(name) => name,
+    };
+    Ok(format!("CUDA {major}.{minor}, {made}"))
 }
 
 /// Code for a GPU of this compute capability, and a driver of this version.

@@ -44,6 +44,15 @@ pub(super) const CHECKS: &[Check] = &[
         Cost::Jobs,
     ),
     tried(
+        "nvrtc",
+        "a compiler for tasks that are CUDA C++",
+        "libnvrtc as workers find it: its version and architectures, against the driver's version \
+         and the GPUs' capability",
+        "tasks that are CUDA C++ fail; others need no compiler",
+        "pip install nvidia-cuda-nvrtc of the driver's CUDA version (nvidia-cuda-nvrtc-cu12 for 12)",
+        Cost::Nothing,
+    ),
+    tried(
         "ucx",
         "UCX",
         "libucp, opened, with its transports",

@@ -9,6 +9,7 @@ mod measuring;
 mod order;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -184,7 +185,7 @@ enum At {
     Way(usize),
 }
 
-fn measured(order: &Order, mask: Option<String>) -> Found {
+fn measured(order: &Order, mask: Option<(&'static str, OsString)>) -> Found {
     let mut found = Found::default();
     let other = match Child::start(SUBCOMMAND, mask, order) {
         Ok(other) => other,

@@ -204,11 +204,7 @@ impl DriverDevice {
         if let Some(module) = modules.get(&hash) {
             return Ok(std::ptr::with_exposed_provenance_mut(*module));
         }
-        let mut version = 0;
-        // SAFETY: a place for the result.
-        let asked = unsafe { (self.functions.cuDriverGetVersion)(&raw mut version) };
-        self.check("cuDriverGetVersion", asked)?;
-        let code = nvrtc::compile(source, self.capability()?, version)?;
+        let code = nvrtc::compile(source, self.capability()?, self.version()?)?;
         let mut module: *mut c_void = null_mut();
         // SAFETY: a place for the result, and an image that says its own length.
         let loaded =
@@ -216,6 +212,20 @@ impl DriverDevice {
         self.check("cuModuleLoadData", loaded)?;
         modules.insert(hash, module.expose_provenance());
         Ok(module)
+    }
+
+    /// The compiler that kernels for this GPU are made with, and what it makes.
+    pub fn compiler(&self) -> Result<String, Error> {
+        nvrtc::compiler(self.capability()?, self.version()?)
+    }
+
+    /// The driver's version of CUDA: 12080 for 12.8.
+    fn version(&self) -> Result<c_int, Error> {
+        let mut version = 0;
+        // SAFETY: a place for the result.
+        let asked = unsafe { (self.functions.cuDriverGetVersion)(&raw mut version) };
+        self.check("cuDriverGetVersion", asked)?;
+        Ok(version)
     }
 
     fn capability(&self) -> Result<[u32; 2], Error> {
