@@ -515,6 +515,7 @@ fn settings_of_the_machine_that_nobody_blames_count_for_nothing() {
         ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n", "huge-pages"),
         ("proc/sys/kernel/numa_balancing", "1\n", "numa-balancing"),
         ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n", "governor"),
+        ("sys/devices/system/cpu/cpu0/cpuidle/state2/disable", "0\n", "c-states"),
         ("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n", "clock"),
     ] {
         assert!(on(H100).file(path, text).finds(id, Note, "").minor, "{id}");

@@ -378,6 +378,8 @@ fn settings_and_host() -> Vec<Case> {
             .well(|it| it.evidence.system.smt = Look::Seen(false)),
         note("governor", |it| it.evidence.system.governor = Look::Seen("powersave".to_owned()))
             .well(|it| it.evidence.system.governor = Look::Seen("performance".to_owned())),
+        note("c-states", |it| it.evidence.system.waking_us = Look::Seen(290))
+            .well(|it| it.evidence.system.waking_us = Look::Seen(2)),
         note("clock", |it| it.evidence.system.clock = Look::Seen("hpet".to_owned()))
             .well(|it| it.evidence.system.clock = Look::Seen("tsc".to_owned())),
     ]

@@ -257,6 +257,8 @@ pub struct System {
     pub smt: Look<bool>,
     /// Who chooses the CPUs' speed: `performance`, `powersave`, `schedutil`.
     pub governor: Look<String>,
+    /// How long a CPU takes to leave the deepest state of rest that it may enter, in µs.
+    pub waking_us: Look<u32>,
     /// The kernel's clock, like `tsc`.
     pub clock: Look<String>,
 }

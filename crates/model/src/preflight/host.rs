@@ -59,6 +59,13 @@ pub(super) const CHECKS: &[Check] = &[
         governor,
     ),
     minor(
+        "c-states",
+        "how deep idle CPUs rest",
+        "cpuidle/state*/latency and disable of the first CPU",
+        "cpupower idle-set -D 50, or tuned's latency-performance",
+        resting,
+    ),
+    minor(
         "clock",
         "the kernel's clock",
         "clocksource0/current_clocksource",
@@ -109,6 +116,20 @@ fn governor(scene: &Scene<'_>, report: &mut Report) {
             Err(found.saw("scaling_governor", name))
         }
         name => Ok(name.to_owned()),
+    });
+}
+
+/// Deeper states than this one cost what they save where processes sleep between messages: those of
+/// servers take 1 to 10 µs (C1, C1E) or 100 and more (C6).
+const DEEP_US: u32 = 50;
+
+fn resting(scene: &Scene<'_>, report: &mut Report) {
+    report.one(&scene.evidence.system.waking_us, "cpuidle", |latency| match *latency > DEEP_US {
+        true => {
+            let found = Found::note(format!("idle CPUs take {latency} µs to wake up"));
+            Err(found.saw("cpuidle/state*/latency", latency))
+        }
+        false => Ok(format!("{latency} µs to wake up")),
     });
 }
 

@@ -36,8 +36,20 @@ pub(super) fn look(options: &Options) -> System {
             Look::Unseen(why) => Look::Unseen(why),
         },
         governor: text(&sysfs.join("devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        waking_us: waking(&sysfs.join("devices/system/cpu/cpu0/cpuidle")),
         clock: text(&sysfs.join("devices/system/clocksource/clocksource0/current_clocksource")),
     }
+}
+
+/// The longest latency of the states of rest that are not disabled (Documentation/admin-guide/pm/
+/// cpuidle.rst).
+fn waking(states: &Path) -> Look<u32> {
+    let latency = |state: String| {
+        let state = states.join(state);
+        let disabled = value::<u32>(&state.join("disable")).seen() == Some(&1);
+        value::<u32>(&state.join("latency")).seen().copied().filter(|_| !disabled)
+    };
+    names(states).into_iter().filter_map(latency).max().map_or(Look::NotThere, Look::Seen)
 }
 
 /// A line of a `meminfo`, in bytes.
