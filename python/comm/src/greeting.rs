@@ -130,17 +130,22 @@ fn of_stranger(language: Option<&str>) -> String {
     }
 }
 
+/// A record of an alert or a handshake that is not empty, in any version since SSL 3.
 fn is_tls(bytes: &[u8]) -> bool {
-    matches!(bytes, [0x15 | 0x16, 3, ..])
+    matches!(bytes, [0x15 | 0x16, 3, 0..=4, high, low, ..] if high | low != 0)
 }
+
+/// Bytes by which every language that we know is known. A TLS alert is shorter, and some greet with
+/// less: a language is named as soon as it is known, so the pieces in which bytes come do not matter.
+const TELLING: usize = 8;
 
 /// What a peer speaks that begins like this.
 fn language(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
-        // A length of less than a TiB.
-        [_, _, _, _, _, 0, 0, 0, ..] => Some("tcp:// of Dask"),
         _ if is_tls(bytes) => Some("tls://"),
         [b'G', b'E', b'T', b' ', ..] | [b'H', b'T', b'T', b'P', ..] => Some("http://"),
+        // A length of less than a TiB.
+        [_, _, _, _, _, 0, 0, 0, ..] => Some("tcp:// of Dask"),
         _ => None,
     }
 }
@@ -247,7 +252,11 @@ impl Greeting {
             // Strangers are recognised by their first bytes: they may never send as many as a hello.
             let known = self.bytes.len().min(PREAMBLE.len());
             if self.bytes[..known] != PREAMBLE[..known] {
-                return Err(Refusal::Stranger(language(&self.bytes)));
+                let language = language(&self.bytes);
+                if language.is_none() && self.bytes.len() < TELLING {
+                    return Ok(Step::More);
+                }
+                return Err(Refusal::Stranger(language));
             }
             if let Some(version) = self.bytes.get(known..known + 4) {
                 let version = version.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
@@ -394,7 +403,7 @@ mod tests {
         let (mut a, hello) = Greeting::new(hello(Role::Connector, false, 1), None);
         assert_eq!(a.feed(&mut &b"GET / HTTP/1.1"[..]), Err(Refusal::Stranger(Some("http://"))));
         let (mut a, _) = Greeting::new(a.own.clone(), None);
-        assert_eq!(a.feed(&mut &b"SSH-2.0"[..]), Err(Refusal::Stranger(None)));
+        assert_eq!(a.feed(&mut &b"SSH-2.0-"[..]), Err(Refusal::Stranger(None)));
         let (mut a, _) = Greeting::new(a.own.clone(), None);
         assert_eq!(a.feed(&mut &hello[..]), Err(Refusal::Nonsense), "its own hello");
         let mut newer = hello;
@@ -402,6 +411,25 @@ mod tests {
         let (mut a, _) = Greeting::new(a.own.clone(), None);
         let begin = &newer[..PREAMBLE.len() + 4];
         assert_eq!(a.feed(&mut &begin[..]), Err(Refusal::Version(3)));
+    }
+
+    #[test]
+    fn a_stranger_is_named_alike_whatever_the_pieces_in_which_it_speaks() {
+        let dask = [0x16, 3, 1, 0, 0, 0, 0, 0];
+        let named = [
+            (&dask[..], Some("tcp:// of Dask")),
+            (&TLS_ALERT, Some("tls://")),
+            (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", Some("tls://")),
+            (b"HTTP/1.1 400 Bad Request", Some("http://")),
+            (b"SSH-2.0-OpenSSH", None),
+        ];
+        for (bytes, language) in named {
+            for piece in 1..=bytes.len() {
+                let (mut a, _) = Greeting::new(hello(Role::Connector, false, 1), None);
+                let said = bytes.chunks(piece).find_map(|mut part| a.feed(&mut part).err());
+                assert_eq!(said, Some(Refusal::Stranger(language)), "in pieces of {piece}");
+            }
+        }
     }
 
     #[test]
