@@ -109,8 +109,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 /// Time between two tables.
 const WATCH: Duration = Duration::from_secs(2);
 
-/// Time between the two readings that the use of CPUs is told from. The kernel counts in steps of
-/// 10 ms.
+/// Time between the two readings that the use of CPUs is told from, if the supervisor has taken
+/// none before. The kernel counts in steps of 10 ms.
 const READINGS: Duration = Duration::from_millis(200);
 
 /// What is shown, and why it is not all.
@@ -120,24 +120,26 @@ struct Shown {
     failures: Vec<Failure>,
 }
 
-/// The meters of clusters, by name and start. The first reading of one is repeated, so that there
-/// are rates.
+/// The meters of clusters, by name and start. The first reading of one is its supervisor's, or is
+/// repeated, so that there are rates.
 #[derive(Default)]
 struct Meters(BTreeMap<(ClusterName, String), Meter>);
 
 impl Meters {
     /// Reads the figures of clusters, in their order.
     fn read(&mut self, states: &[(Handle, ClusterState)]) -> Vec<Figures> {
-        let mut is_new = false;
+        let mut is_first = false;
         for (found, state) in states {
             self.0.entry((state.name.clone(), state.started_at.clone())).or_insert_with(|| {
-                is_new = true;
                 let mut meter = Meter::new(machine(found, state).as_ref());
-                meter.read(&processes_of(state));
+                if !meter.begin(state) {
+                    is_first = true;
+                    meter.read(&processes_of(state));
+                }
                 meter
             });
         }
-        if is_new {
+        if is_first {
             std::thread::sleep(READINGS);
         }
         let figures = |(_, state): &(Handle, ClusterState)| {

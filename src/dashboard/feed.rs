@@ -387,6 +387,7 @@ impl Feeder {
             process.peers.clear();
             // These always change, and are among the figures.
             (process.resident_bytes, process.cpu_ms, process.age_ms) = (None, None, None);
+            process.cpu_before = None;
         }
         self.feed.tell("state", &state);
         self.state = Some(state);

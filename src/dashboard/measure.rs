@@ -1,6 +1,6 @@
 //! What a cluster's processes, GPUs and NICs do now, measured by this process.
 //!
-//! *Invariant:* the supervisor is not asked.
+//! *Invariant:* the supervisor is not asked; its state may be given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -72,6 +72,10 @@ pub struct ProcessFigures {
     pub is_stopped: bool,
 }
 
+/// The age in milliseconds below which what a process has used since its start is what it uses now:
+/// the supervisor reads every ten seconds.
+const YOUNG: u64 = 15_000;
+
 /// Reads figures; rates are those since the last reading.
 #[derive(Debug)]
 pub struct Meter {
@@ -93,6 +97,28 @@ impl Meter {
             processes: BTreeMap::new(),
             traffic: BTreeMap::new(),
         }
+    }
+
+    /// Takes the supervisor's readings of the processes for the first, so that there are rates at
+    /// once. Returns whether it has one of each; of a young process its start is one.
+    pub fn begin(&mut self, state: &ClusterState) -> bool {
+        let now = Instant::now();
+        let reading = |process: &ProcessState, pid| {
+            let (ago, used) = match process.cpu_before {
+                Some(before) => (before.ago_ms, before.cpu_ms),
+                None => (u64::try_from(age(pid)?.as_millis()).ok().filter(|age| *age < YOUNG)?, 0),
+            };
+            Some((now.checked_sub(Duration::from_millis(ago))?, Duration::from_millis(used)))
+        };
+        let mut all = true;
+        for process in state.scheduler.iter().chain(&state.workers) {
+            let Some(pid) = process.pid else { continue };
+            match reading(process, pid) {
+                Some(reading) => drop(self.processes.insert(pid, reading)),
+                None => all = false,
+            }
+        }
+        all
     }
 
     /// The figures of these processes, and of all GPUs and NICs. Blocks for some milliseconds.
@@ -151,4 +177,51 @@ pub(super) fn devices() -> (BTreeMap<u32, GpuGauges>, BTreeMap<String, Traffic>)
     let rdma = nics(&options.sysfs);
     let read = |nic: &Nic| Some((nic.name.clone(), traffic(&options.sysfs, nic)?));
     (gpus, rdma.iter().filter_map(read).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A cluster with this process for a worker.
+    fn with(cpu_before: serde_json::Value) -> ClusterState {
+        let worker = json!({
+            "name": "gpu0", "pid": std::process::id(), "state": "ready", "address": null,
+            "restarts": 0, "gpu": null, "cpus": null, "mems": null,
+            "asked": { "cpus": null, "mems": null }, "containment": "cgroup", "last_exit": null,
+            "step": null, "peers": [], "log": "/run/log",
+            "timings": { "bound_ms": 2, "ready_ms": 30 }, "notes": [], "cpu_before": cpu_before,
+        });
+        serde_json::from_value(json!({
+            "version": 1, "name": "demo", "engine": "native", "simulated": false, "state": "ready",
+            "supervisor_pid": 10, "guardian_pid": 11, "started_at": "2026-01-31T11:56:00.000Z",
+            "ready_after_ms": 100, "run_directory": "/run", "containment": "cgroup",
+            "scheduler": null, "workers": [worker], "cause": null, "notes": [],
+        }))
+        .expect("a state")
+    }
+
+    fn rate(before: serde_json::Value) -> Option<f64> {
+        let mut meter = Meter::new(None);
+        let state = with(before);
+        meter.begin(&state);
+        meter.read(&processes_of(&state)).processes["gpu0"].cpus
+    }
+
+    #[test]
+    fn there_is_a_rate_at_once_if_the_supervisor_has_read_before_or_the_process_is_young() {
+        let own = || cpu_time(std::process::id()).expect("this process").as_secs_f64();
+        let least = own();
+        let since = rate(json!({ "cpu_ms": 0, "ago_ms": 100_000 })).expect("a rate");
+        // The time passes and is used meanwhile.
+        assert!((least / 101.0..=own() / 100.0).contains(&since), "{since}: all that was used");
+        while age(std::process::id()).is_none_or(|age| age < Duration::from_millis(20)) {
+            std::thread::yield_now();
+        }
+        assert!(rate(json!(null)).is_some(), "this process is young");
+        let later = json!({ "cpu_ms": u64::MAX, "ago_ms": 100_000 });
+        assert_eq!(rate(later), None, "of another process, which had this number before");
+        assert!(Meter::new(None).begin(&with(json!({ "cpu_ms": 0, "ago_ms": 1000 }))));
+    }
 }

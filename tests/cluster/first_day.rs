@@ -100,6 +100,26 @@ fn an_idle_cluster_gives_back_what_nobody_has_mapped() {
 }
 
 #[test]
+fn large_memory_that_is_free_again_does_not_stay_with_the_peers() {
+    let mut described = described("dgx-h100");
+    described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = Some(1 << 30));
+    let Some(machine) = Machine::of(&described, "large memory", "") else { return };
+    let limit = [("UCX_CUDA_IPC_CACHE_MAX_SIZE", "16777216")];
+    let up = machine.up(&["--n-workers", "4", "--enable-nvlink"], &limit);
+    assert_eq!(up.code, 0, "{up}");
+    let counted =
+        || -> Vec<u64> { seen(&machine).iter().map(|worker| kept_and_counted(worker).1).collect() };
+    let new = counted();
+    // Messages of 64 MiB, of which each peer would keep one mapped.
+    let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds", "1"]);
+    assert_eq!((code, pairs.len()), (0, 12), "{pairs:#?}");
+    eventually("they are new but for a little", Duration::from_secs(90), || {
+        counted().iter().zip(&new).all(|(now, new)| *now <= new + (4 << 20))
+    });
+    machine.down(4);
+}
+
+#[test]
 fn the_oldest_and_the_newest_ucx_with_cuda_carry_device_memory() {
     for version in ["1.18.1", "1.22.0"] {
         let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/ucx").join(version);

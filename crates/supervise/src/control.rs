@@ -34,6 +34,7 @@
 //! *Invariant:* connections of other users are closed before anything is read from them.
 
 use std::convert::Infallible;
+use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
 use super::handle::{Ask, ControlRequest, Handle, RequestError};
+use super::readings::Readings;
 use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
 use cuda_cluster_machine::os::log_file::{LogReader, Selection};
 use cuda_cluster_machine::os::own_user::OwnUser;
@@ -60,6 +62,7 @@ use cuda_cluster_machine::os::{binding, process};
 struct Shared {
     handle: Handle,
     paths: Paths,
+    readings: Arc<Readings>,
     /// Whether the cluster has ended, and all its records were sent.
     over: watch::Receiver<bool>,
 }
@@ -98,6 +101,9 @@ impl Drop for Control {
 pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
+    let readings = Arc::new(Readings::default());
+    let (kept, processes) = (Arc::clone(&readings), handle.state.clone());
+    let shared = Shared { handle, paths: paths.clone(), readings, over: ended.clone() };
     let router = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -109,11 +115,14 @@ pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
         .route("/v1/restart/{process}", post(restart))
         .route("/v1/scale", post(scale))
         .fallback(|| async { (StatusCode::NOT_FOUND, "there is no such request") })
-        .with_state(Arc::new(Shared { handle, paths: paths.clone(), over: ended.clone() }));
+        .with_state(Arc::new(shared));
     let serve = axum::serve(listener, router).with_graceful_shutdown(told(ended));
     let task = tokio::spawn(async move {
-        // The server runs until it is stopped, and does not fail before.
-        let _ = serve.await;
+        tokio::select! {
+            // The server runs until it is stopped, and does not fail before.
+            _ = serve.into_future() => {}
+            () = kept.keep(processes) => {}
+        }
     });
     Ok(Control { task, over })
 }
@@ -181,6 +190,7 @@ async fn state(
         false => shared.checked_state().await,
     };
     state.notes.extend(process::own_program_note());
+    shared.readings.add_to(&mut state);
     for process in state.scheduler.iter_mut().chain(&mut state.workers) {
         if query.fresh || query.wide {
             measure(process);

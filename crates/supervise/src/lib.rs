@@ -27,6 +27,7 @@ pub mod gpu;
 mod handle;
 mod memory;
 pub mod metrics;
+mod readings;
 mod service;
 pub use handle::{Options, OutputPipe, RequestError, StartError};
 pub use phase::{ClusterPhase, ProcessPhase};

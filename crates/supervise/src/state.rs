@@ -111,6 +111,7 @@ impl ClusterState {
             observed: None,
             resident_bytes: None,
             cpu_ms: None,
+            cpu_before: None,
             age_ms: None,
             gpu_use: None,
         };
@@ -202,12 +203,24 @@ pub struct ProcessState {
     /// of two readings is what it used in between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ms: Option<u64>,
+    /// The same some time ago, if it was running then: the supervisor reads it every ten seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_before: Option<CpuReading>,
     /// Milliseconds since its start; only on request likewise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<u64>,
     /// What its GPU does; added by `ps`, where NVML tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_use: Option<GpuUse>,
+}
+
+/// Processor time that a process had used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuReading {
+    /// In milliseconds.
+    pub cpu_ms: u64,
+    /// How many milliseconds ago; at least 1000.
+    pub ago_ms: u64,
 }
 
 /// What a GPU does, whoever uses it.

@@ -72,10 +72,13 @@ pub enum Kind {
     Pong = 13,
     /// Ends a measurement.
     MeasureEnd = 14,
+    /// Device memory whose bytes mean nothing, which UCX maps instead of larger memory that is free
+    /// again; one with the identifier 1 is answered with one that has 2.
+    LetGo = 15,
 }
 
 impl Kind {
-    const ALL: [Kind; 14] = [
+    const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::Welcome,
         Kind::Probe,
@@ -90,6 +93,7 @@ impl Kind {
         Kind::Ping,
         Kind::Pong,
         Kind::MeasureEnd,
+        Kind::LetGo,
     ];
 }
 

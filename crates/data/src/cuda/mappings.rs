@@ -95,12 +95,19 @@ pub(super) struct Mappings {
     ever: BTreeMap<SlabNumber, BTreeSet<u64>>,
     /// The last one last.
     freed: Vec<Freed>,
+    /// Who keeps memory mapped that is free again, and more of it than the limit.
+    beyond: BTreeSet<u64>,
 }
 
 impl Mappings {
     /// Sets most bytes that a peer keeps mapped; `None` for no limit.
     pub(super) fn set_limit(&mut self, limit: Option<u64>) {
         self.limit = limit;
+    }
+
+    /// Whether peers let go of anything.
+    pub(super) fn has_limit(&self) -> bool {
+        self.limit.is_some()
     }
 
     /// Names another process.
@@ -130,6 +137,7 @@ impl Mappings {
     /// Records that another process has ended, and its mappings with it.
     pub(super) fn lost(&mut self, peer: u64) {
         self.names.remove(&peer);
+        self.beyond.remove(&peer);
         for way in [Way::Sent, Way::Received] {
             let cache = self.caches.remove(&(peer, way)).unwrap_or_default();
             cache.last_use.into_keys().for_each(|slab| self.unmapped(slab));
@@ -141,6 +149,28 @@ impl Mappings {
             freed.readers.remove(&peer);
         }
         self.freed.retain(|freed| !freed.readers.is_empty());
+    }
+
+    /// Records that nothing is in use in a slab. A peer that has it mapped alone, because it is
+    /// longer than the limit, keeps it until it maps another.
+    pub(super) fn idle(&mut self, slab: SlabNumber, bytes: u64) {
+        if self.limit.is_some_and(|limit| bytes > limit) {
+            let has = |cache: &Cache| cache.last_use.contains_key(&slab);
+            let peers =
+                self.caches.iter().filter(|(_, cache)| has(cache)).map(|((peer, _), _)| peer);
+            self.beyond.extend(peers.copied());
+        }
+    }
+
+    /// Whether [`Self::take_beyond`] has any.
+    pub(super) fn is_beyond(&self) -> bool {
+        !self.beyond.is_empty()
+    }
+
+    /// The peers that are to map something short, so that they let go of what is free again; each
+    /// is told once.
+    pub(super) fn take_beyond(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.beyond).into_iter().collect()
     }
 
     /// Records that a slab is given back to the driver.
@@ -251,6 +281,28 @@ mod tests {
         );
         mappings.at_most(0);
         assert_eq!(mappings.freed_bytes(), 0);
+    }
+
+    #[test]
+    fn who_keeps_more_than_the_limit_of_what_is_free_again_is_to_let_go() {
+        let mut mappings = with_limit(8);
+        for (slab, bytes) in [(0, 8), (1, 64), (2, 32)] {
+            mappings.exchanged((slab, bytes), 7 + slab, Way::Sent);
+            mappings.exchanged((slab, bytes), 7 + slab, Way::Received);
+        }
+        mappings.idle(0, 8);
+        assert!(!mappings.is_beyond(), "within the limit it may stay");
+        mappings.idle(1, 64);
+        mappings.idle(2, 32);
+        mappings.lost(9);
+        assert_eq!(mappings.take_beyond(), [8]);
+        assert!(!mappings.is_beyond(), "told once");
+        for way in [Way::Sent, Way::Received] {
+            mappings.exchanged((3, 2), 8, way);
+        }
+        assert_eq!((mappings.has(1), mappings.bytes()), (false, 8 + 2), "it has let go");
+        mappings.idle(1, 64);
+        assert!(!mappings.is_beyond(), "nobody has it any more");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub use error::Error;
 pub use fault::Fault;
 pub use kernel::{Kernel, Parameter, Scalar};
 pub use mappings::Way;
-pub use pool::{PoolUse, Sizes};
+pub use pool::{Pebble, PoolUse, Sizes};
 pub use simulated::SimulatedDevice;
 
 use crate::memory::Lease;
@@ -173,6 +173,28 @@ impl Device {
         if let Device::Driver(device) = self {
             device.peer_lost(peer);
         }
+    }
+
+    /// The peers, by numbers of the caller's, that keep more of this device's memory mapped than
+    /// [`Sizes::mapped_by_each_bytes`], although it is free again; each is told once. They let go
+    /// of it when a [pebble](Self::pebble) is sent to them and one of theirs comes back.
+    pub fn take_beyond(&self) -> Vec<u64> {
+        match self {
+            Device::Simulated(_) => Vec::new(),
+            Device::Driver(device) => device.take_beyond(),
+        }
+    }
+
+    /// Memory of at most 2 MiB to exchange with a peer, so that its UCX maps this instead of what
+    /// it had mapped. There are two such memories, and their bytes mean nothing. `None` for a
+    /// simulated device, and where peers keep all that they have mapped.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    pub fn pebble(&self, which: Pebble, bytes: usize) -> Result<Option<DeviceBuffer>, Error> {
+        let Device::Driver(device) = self else { return Ok(None) };
+        let memory = DriverDevice::pebble(device, which, bytes)?;
+        Ok(memory.map(|memory| DeviceBuffer { memory: Memory::Driver(memory), lease: None }))
     }
 
     /// Whether the pool has been idle for so long that [`Self::trim_pool`] has something to free;

@@ -35,6 +35,19 @@ const KEEP: Duration = Duration::from_secs(10);
 /// How many slabs of the usual length an idle pool gives back at once.
 const AT_ONCE: u64 = 8;
 
+/// A slab that peers map for no other reason than what UCX then does with others: nothing is cut
+/// from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pebble {
+    /// What a peer maps first, which UCX up to 1.21 keeps until the end.
+    First,
+    /// What a peer maps to let go of larger memory.
+    Last,
+}
+
+/// The length of a pebble, in bytes.
+pub(super) const PEBBLE: u64 = UNIT;
+
 /// One allocation of the driver.
 #[derive(Debug)]
 struct Slab {
@@ -44,8 +57,8 @@ struct Slab {
     used: u64,
     /// Lengths of the free ranges, by address.
     holes: BTreeMap<u64, u64>,
-    /// Whether it stays until the end, being the pool's initial size.
-    initial: bool,
+    /// Whether it stays until the end: the pool's initial size, or a pebble.
+    stays: bool,
 }
 
 impl Slab {
@@ -114,6 +127,8 @@ pub(super) struct Pool {
     /// The number of the next slab.
     next: SlabNumber,
     mappings: Mappings,
+    /// Where the [pebbles](Pebble) lie.
+    pebbles: BTreeMap<Pebble, u64>,
     /// When nothing was first seen to be in use, since it last was.
     idle_since: Option<Instant>,
 }
@@ -135,6 +150,7 @@ impl Pool {
             sizes: Sizes::default(),
             next: 0,
             mappings: Mappings::default(),
+            pebbles: BTreeMap::new(),
             idle_since: None,
         }
     }
@@ -202,13 +218,27 @@ impl Pool {
         self.add(base, bytes, true);
     }
 
-    fn add(&mut self, base: u64, bytes: u64, initial: bool) {
-        let holes = BTreeMap::from([(base, bytes)]);
+    fn add(&mut self, base: u64, bytes: u64, stays: bool) {
+        self.add_slab(base, bytes, BTreeMap::from([(base, bytes)]), stays);
         self.by_length.insert((bytes, base));
+    }
+
+    fn add_slab(&mut self, base: u64, bytes: u64, holes: BTreeMap<u64, u64>, stays: bool) {
         self.held += bytes;
         let number = self.next;
         self.next += 1;
-        self.slabs.insert(base, Slab { number, bytes, used: 0, holes, initial });
+        self.slabs.insert(base, Slab { number, bytes, used: 0, holes, stays });
+    }
+
+    /// Where a pebble lies, if there is one.
+    pub(super) fn pebble(&self, which: Pebble) -> Option<u64> {
+        self.pebbles.get(&which).copied()
+    }
+
+    /// Adds a pebble, which has no holes.
+    pub(super) fn add_pebble(&mut self, which: Pebble, base: u64) {
+        self.add_slab(base, PEBBLE, BTreeMap::new(), true);
+        self.pebbles.insert(which, base);
     }
 
     /// Records that a piece is sent to another process or received from it, which maps its slab.
@@ -234,17 +264,20 @@ impl Pool {
         }
         slab.holes.insert(start, length);
         self.by_length.insert((length, start));
+        if slab.is_idle() && !slab.stays {
+            self.mappings.idle(slab.number, slab.bytes);
+        }
     }
 
-    /// Removes idle slabs, for the caller to free, until they had this many bytes; but not the
-    /// initial one. The smallest go first, as they are of use to the fewest pieces.
+    /// Removes idle slabs, for the caller to free, until they had this many bytes; but not those
+    /// that stay. The smallest go first, as they are of use to the fewest pieces.
     pub(super) fn release(&mut self, bytes: u64, release: Release) -> Vec<u64> {
         let may_go = |slab: &Slab| match release {
             Release::Nothing => false,
             Release::Unmapped => !self.mappings.has(slab.number),
             Release::Mapped | Release::All => true,
         };
-        let idle = self.slabs.iter().filter(|(_, slab)| slab.is_idle() && !slab.initial);
+        let idle = self.slabs.iter().filter(|(_, slab)| slab.is_idle() && !slab.stays);
         let mut going: Vec<(bool, u64, u64)> = idle
             .filter(|(_, slab)| may_go(slab))
             .map(|(base, slab)| (self.mappings.has(slab.number), slab.bytes, *base))
@@ -267,7 +300,7 @@ impl Pool {
         }
         let since = *self.idle_since.get_or_insert(now);
         now.saturating_duration_since(since) >= KEEP
-            && self.slabs.values().any(|slab| !slab.initial && !self.mappings.has(slab.number))
+            && self.slabs.values().any(|slab| !slab.stays && !self.mappings.has(slab.number))
     }
 
     /// Removes slabs, for the caller to free, that nobody has mapped, if nothing has been in use
@@ -289,6 +322,7 @@ impl Pool {
     fn drop_slabs(&mut self, bases: Vec<u64>) -> Vec<u64> {
         for base in &bases {
             let Some(Slab { number, bytes, .. }) = self.slabs.remove(base) else { continue };
+            self.pebbles.retain(|_, pebble| pebble != base);
             self.by_length.remove(&(bytes, *base));
             self.held -= bytes;
             self.mappings.freed(number, bytes);
@@ -432,6 +466,29 @@ mod tests {
         assert_eq!(pool.close(), [1 << 40]);
         let all = Sizes { initial_bytes: Some(3), maximum_bytes: Some(3), ..Sizes::default() };
         assert_eq!(pool.set_sizes(all), Some(3), "never more than the maximum");
+    }
+
+    #[test]
+    fn nothing_is_cut_from_a_pebble_and_it_stays_until_the_end() {
+        let mut pool = with_slabs(&[64]);
+        let limit = Some(32 << 20);
+        pool.set_sizes(Sizes { mapped_by_each_bytes: limit, ..Sizes::default() });
+        let piece = pool.take(512).expect("room");
+        pool.exchanged(piece, 7, Way::Sent);
+        assert!(!pool.mappings().is_beyond(), "it is in use");
+        pool.give(piece, 512);
+        assert_eq!(pool.mappings().take_beyond(), [7]);
+        assert_eq!(pool.pebble(Pebble::Last), None);
+        pool.add_pebble(Pebble::Last, 9 << 40);
+        let pebbles = [Pebble::First, Pebble::Last].map(|which| pool.pebble(which));
+        assert_eq!(pebbles, [None, Some(9 << 40)]);
+        pool.exchanged(9 << 40, 7, Way::Sent);
+        assert_eq!(pool.release(1 << 40, Release::Unmapped), [1 << 40], "peer 7 has let go of it");
+        assert_eq!(pool.release(1 << 40, Release::All), [0u64; 0]);
+        assert_eq!(pool.take(512), None);
+        let usage = pool.usage(u64::MAX);
+        assert_eq!((usage.held_bytes, usage.used_bytes, usage.largest_free_bytes), (PEBBLE, 0, 0));
+        assert_eq!(pool.close(), [9 << 40]);
     }
 
     proptest! {

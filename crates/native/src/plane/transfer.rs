@@ -106,6 +106,8 @@ pub(super) enum Purpose {
     Pinged { from: PeerKey, measurement: u64 },
     /// Receives the echo of a ping into device memory.
     Echoed { measurement: u64 },
+    /// Receives a pebble.
+    Pebble { from: PeerKey, id: u64 },
 }
 
 pub(super) type Arrival = ucx::Arrival<Purpose>;

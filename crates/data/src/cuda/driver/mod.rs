@@ -7,12 +7,14 @@
 
 mod foreign;
 mod kernel;
+mod peers;
 mod transfers;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -108,6 +110,8 @@ pub struct DriverDevice {
     modules: Mutex<kernel::Modules>,
     faults: Faults,
     pool: Mutex<Pool>,
+    /// Whether the pool may have peers that are to let go, so that nobody locks it to ask.
+    is_beyond: AtomicBool,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the context is a handle that is
@@ -139,6 +143,7 @@ impl DriverDevice {
             modules: Mutex::default(),
             faults: Faults::default(),
             pool: Mutex::new(Pool::new(0)),
+            is_beyond: AtomicBool::new(false),
         };
         // SAFETY: no flags are defined.
         opened.check("cuInit", unsafe { (opened.functions.cuInit)(0) })?;
@@ -225,7 +230,7 @@ impl DriverDevice {
             0 => 0,
             _ => device.piece(bytes)?,
         };
-        Ok(DriverMemory { device: Arc::clone(device), address, bytes })
+        Ok(DriverMemory { device: Arc::clone(device), address, bytes, is_piece: true })
     }
 
     fn locked(&self) -> MutexGuard<'_, Pool> {
@@ -302,10 +307,6 @@ impl DriverDevice {
         Ok(())
     }
 
-    pub(super) fn mappings_have_no_limit(&self) {
-        self.locked().mappings().set_limit(None);
-    }
-
     /// The context must be current.
     fn free_slabs(&self, slabs: impl IntoIterator<Item = Address>) {
         for base in slabs {
@@ -321,14 +322,6 @@ impl DriverDevice {
         // A device that does not answer has a fault, and this process ends.
         let in_use = self.memory().map_or(0, |memory| memory.in_use_bytes());
         pool.usage(in_use)
-    }
-
-    pub(super) fn peer_found(&self, peer: u64, name: &str) {
-        self.locked().mappings().found(peer, name);
-    }
-
-    pub(super) fn peer_lost(&self, peer: u64) {
-        self.locked().mappings().lost(peer);
     }
 
     pub(super) fn pool_is_to_shrink(&self) -> bool {
@@ -437,6 +430,8 @@ pub(super) struct DriverMemory {
     device: Arc<DriverDevice>,
     address: Address,
     bytes: usize,
+    /// Whether it goes back to the pool.
+    is_piece: bool,
 }
 
 impl DriverMemory {
@@ -500,7 +495,12 @@ impl DriverMemory {
 
 impl Drop for DriverMemory {
     fn drop(&mut self) {
-        let Some(bytes) = pool::rounded(self.bytes).filter(|_| self.address != 0) else { return };
-        self.device.locked().give(self.address, bytes);
+        let is_piece = self.is_piece && self.address != 0;
+        let Some(bytes) = pool::rounded(self.bytes).filter(|_| is_piece) else { return };
+        let mut pool = self.device.locked();
+        pool.give(self.address, bytes);
+        if pool.mappings().is_beyond() {
+            self.device.is_beyond.store(true, Ordering::Relaxed);
+        }
     }
 }

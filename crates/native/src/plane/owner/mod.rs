@@ -6,11 +6,13 @@
 //!
 //! *Invariant:* nothing here waits for another thread.
 
+mod letting_go;
 mod loss;
 mod measuring;
 mod objects;
 mod proof;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -53,6 +55,8 @@ struct Link {
     endpoint: UcpEndpoint<Purpose>,
     /// The token of this worker's messages on it.
     token: Token,
+    /// Whether the peer was sent a pebble before other device memory.
+    is_pebbled: Cell<bool>,
 }
 
 /// The thread's state.
@@ -181,6 +185,7 @@ impl Handler for Owner {
             }
             Command::Stop => return ControlFlow::Break(()),
         }
+        self.ask_to_let_go();
         ControlFlow::Continue(())
     }
 
@@ -233,7 +238,13 @@ impl Handler for Owner {
             }
             Purpose::Pinged { from, measurement } => self.pinged(from, measurement, payload),
             Purpose::Echoed { measurement } => self.echoed(measurement, payload),
+            Purpose::Pebble { from, id } => {
+                drop(payload);
+                self.received_pebble(from, id, completion.result());
+            }
         }
+        drop(completion);
+        self.ask_to_let_go();
     }
 
     #[inline(never)]
@@ -328,6 +339,7 @@ impl Owner {
                 self.measurements.finish(sender, id);
                 self.unpin_when_idle();
             }
+            Kind::LetGo => self.receive_pebble(sender, id, arrival),
         }
     }
 
@@ -386,7 +398,8 @@ impl Owner {
                 if let Some(device) = &self.device {
                     device.peer_found(member.incarnation, &member.name);
                 }
-                self.links.insert(key, Link { member, endpoint, token });
+                let is_pebbled = Cell::new(self.device.is_none());
+                self.links.insert(key, Link { member, endpoint, token, is_pebbled });
             }
             // This thread ends.
             Err(ucx::Error::Exhausted { .. }) => {}
@@ -399,11 +412,18 @@ impl Owner {
     }
 
     fn send(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {
-        let Some(Link { member, endpoint, token }) = self.links.get(&to) else { return };
+        let Some(Link { member, endpoint, token, is_pebbled }) = self.links.get(&to) else {
+            return;
+        };
+        // What may let the peer map this worker's memory.
+        let is_first = matches!(kind, Kind::Get | Kind::Object | Kind::Measure | Kind::Prepared);
+        if is_first && !is_pebbled.replace(true) {
+            self.send_pebble(to, letting_go::FIRST);
+        }
         let header = Header { kind, token: *token, id, argument }.encode();
         payload.buffer().inspect(|buffer| buffer.exchanged_with(to.0, Way::Sent));
         let protocol = match kind {
-            Kind::Probe => Protocol::Rendezvous,
+            Kind::Probe | Kind::LetGo => Protocol::Rendezvous,
             Kind::Object | Kind::Stream => Protocol::Auto,
             // Read where they arrive.
             _ => Protocol::Eager,
