@@ -315,7 +315,8 @@ impl Cluster {
                 let is_socket = head[12..15] == [1, 0, 0] && (3..=110).contains(&length);
                 if is_socket && owner == pid {
                     let reserved = u64::from_ne_bytes(head[..8].try_into().expect("eight bytes"));
-                    memory.write_all_at(&(reserved + 1).to_ne_bytes(), at).expect("written");
+                    // More than peers can have written since the head was read.
+                    memory.write_all_at(&(reserved + 16).to_ne_bytes(), at).expect("written");
                     return;
                 }
             }

@@ -346,12 +346,14 @@ fn waits_of_senders() -> BTreeMap<OsString, String> {
 fn an_idle_client_wakes_nobody() {
     let (mut cluster, client) = cluster(1);
     client.submit("noop", &(), &[]).expect("submitted").wait().expect("done");
-    let before = waits_of_senders();
-    std::thread::sleep(Duration::from_secs(1));
-    let after = waits_of_senders();
-    // Clients of other tests in this process may be working.
-    let asleep = before.iter().filter(|(thread, waits)| after.get(*thread) == Some(waits)).count();
-    assert!(asleep >= 1, "{before:?} {after:?}");
+    // Clients of other tests in this process may be working, and this one's last wait may begin late.
+    let sleeps = || {
+        let before = waits_of_senders();
+        std::thread::sleep(Duration::from_secs(1));
+        let after = waits_of_senders();
+        before.iter().any(|(thread, waits)| after.get(thread) == Some(waits))
+    };
+    assert!((0..3).any(|_| sleeps()), "{:?}", waits_of_senders());
     drop(client);
     cluster.stop();
 }
