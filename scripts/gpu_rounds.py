@@ -33,7 +33,7 @@ SETTLES = 75
 UNSEEN = 32 * MIB
 
 #: What a pool keeps until the end for peers to map instead of larger memory.
-PEBBLE = 4 * MIB
+PEBBLES = 4 * MIB
 
 #: Seconds for one command.
 PATIENCE = 900
@@ -195,7 +195,7 @@ class Rounds(Machine):
                 raise Failed(f"gpu{at}: {pool['used_bytes']} bytes in use, and there is no object")
             if missing > UNSEEN:
                 raise Failed(f"gpu{at}: {missing} bytes more are counted than new, and not told by the pool")
-            if pool["mapped_by_peers_bytes"] == 0 and pool["held_bytes"] > PEBBLE:
+            if pool["mapped_by_peers_bytes"] == 0 and pool["held_bytes"] > PEBBLES:
                 raise Failed(f"gpu{at}: {pool['held_bytes']} bytes are kept, and nobody has them mapped")
         if sum(counted) > sum(early) + len(pools) * 2 * UNSEEN:
             raise Failed("an idle cluster keeps more at the end than after ten rounds")

@@ -76,6 +76,10 @@ impl Cache {
 struct Freed {
     bytes: u64,
     readers: BTreeSet<u64>,
+    /// Whether the device has been found to have so much in use since.
+    is_seen: bool,
+    /// Whether its readers were told again to let go of it.
+    is_told: bool,
 }
 
 /// What others may have mapped of a pool.
@@ -173,6 +177,29 @@ impl Mappings {
         std::mem::take(&mut self.beyond).into_iter().collect()
     }
 
+    /// Whether more than the limit is free, given back, and yet in use on the device. A peer that
+    /// mapped it while a pebble was on its way, or the other way round, has kept both.
+    pub(super) fn stays(&self) -> bool {
+        self.freed.iter().any(|freed| self.is_to_go(freed))
+    }
+
+    fn is_to_go(&self, freed: &Freed) -> bool {
+        let is_beyond = self.limit.is_some_and(|limit| freed.bytes > limit);
+        is_beyond && freed.is_seen && !freed.is_told
+    }
+
+    /// Has [`Self::take_beyond`] return those who may keep what [stays](Self::stays), once.
+    pub(super) fn tell_again(&mut self) {
+        let mut freed = std::mem::take(&mut self.freed);
+        for freed in &mut freed {
+            if self.is_to_go(freed) {
+                freed.is_told = true;
+                self.beyond.extend(&freed.readers);
+            }
+        }
+        self.freed = freed;
+    }
+
     /// Records that a slab is given back to the driver.
     pub(super) fn freed(&mut self, slab: SlabNumber, bytes: u64) {
         if self.limit.is_none() {
@@ -182,7 +209,7 @@ impl Mappings {
         }
         let readers = self.ever.remove(&slab).unwrap_or_default();
         if !readers.is_empty() {
-            self.freed.push(Freed { bytes, readers });
+            self.freed.push(Freed { bytes, readers, is_seen: false, is_told: false });
         }
     }
 
@@ -192,6 +219,7 @@ impl Mappings {
         let mut left = bytes;
         for freed in self.freed.iter_mut().rev() {
             freed.bytes = freed.bytes.min(left);
+            freed.is_seen = true;
             left -= freed.bytes;
         }
         self.freed.retain(|freed| freed.bytes > 0);
@@ -303,6 +331,23 @@ mod tests {
         assert_eq!((mappings.has(1), mappings.bytes()), (false, 8 + 2), "it has let go");
         mappings.idle(1, 64);
         assert!(!mappings.is_beyond(), "nobody has it any more");
+    }
+
+    #[test]
+    fn who_has_kept_what_is_given_back_is_told_once_more_to_let_go() {
+        let mut mappings = with_limit(8);
+        for slab in [0, 1] {
+            mappings.exchanged((slab, 64), 7 + slab, Way::Sent);
+            mappings.freed(slab, 64);
+        }
+        assert!(!mappings.stays(), "it may be free");
+        mappings.at_most(70);
+        assert!(mappings.stays());
+        mappings.tell_again();
+        assert_eq!(mappings.take_beyond(), [8], "6 of slab 0 are within the limit");
+        assert!(!mappings.stays());
+        mappings.at_most(70);
+        assert!(!mappings.stays());
     }
 
     #[test]

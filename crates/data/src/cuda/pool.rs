@@ -230,9 +230,12 @@ impl Pool {
         self.slabs.insert(base, Slab { number, bytes, used: 0, holes, stays });
     }
 
-    /// Where a pebble lies, if there is one.
-    pub(super) fn pebble(&self, which: Pebble) -> Option<u64> {
-        self.pebbles.get(&which).copied()
+    /// Lends a pebble, if there is one, until it is [given](Self::give) back; it may be lent several
+    /// times at once.
+    pub(super) fn lend_pebble(&mut self, which: Pebble, bytes: u64) -> Option<u64> {
+        let base = *self.pebbles.get(&which)?;
+        self.slabs.get_mut(&base)?.used += bytes;
+        Some(base)
     }
 
     /// Adds a pebble, which has no holes.
@@ -249,9 +252,12 @@ impl Pool {
 
     /// Returns a piece to the pool.
     pub(super) fn give(&mut self, address: u64, bytes: u64) {
-        let Some((_, slab)) = self.slabs.range_mut(..=address).next_back() else { return };
+        let Some((base, slab)) = self.slabs.range_mut(..=address).next_back() else { return };
         let (mut start, mut length) = (address, bytes);
         slab.used -= bytes;
+        if self.pebbles.values().any(|pebble| pebble == base) {
+            return;
+        }
         if let Some(after) = slab.holes.remove(&(start + length)) {
             self.by_length.remove(&(after, start + length));
             length += after;
@@ -299,18 +305,27 @@ impl Pool {
             return false;
         }
         let since = *self.idle_since.get_or_insert(now);
+        let is_for_none = |slab: &Slab| !slab.stays && !self.mappings.has(slab.number);
         now.saturating_duration_since(since) >= KEEP
-            && self.slabs.values().any(|slab| !slab.stays && !self.mappings.has(slab.number))
+            && (self.slabs.values().any(is_for_none) || self.mappings.stays())
     }
 
     /// Removes slabs, for the caller to free, that nobody has mapped, if nothing has been in use
     /// for a while: a few, because freeing takes time. Until there are none.
+    ///
+    /// If peers have yet kept what was given back, they get a new pebble: they may have kept the
+    /// one that there was, and would not map it again.
     pub(super) fn trim(&mut self, now: Instant) -> Vec<u64> {
-        if self.is_to_shrink(now) {
-            self.release(self.slab * AT_ONCE, Release::Unmapped)
-        } else {
-            Vec::new()
+        if !self.is_to_shrink(now) {
+            return Vec::new();
         }
+        let mut going = self.release(self.slab * AT_ONCE, Release::Unmapped);
+        if self.mappings.stays() {
+            self.mappings.tell_again();
+            let pebble = self.pebbles.get(&Pebble::Last).copied();
+            going.extend(self.drop_slabs(pebble.into_iter().collect()));
+        }
+        going
     }
 
     /// Removes every slab that is completely free, at the end.
@@ -478,10 +493,12 @@ mod tests {
         assert!(!pool.mappings().is_beyond(), "it is in use");
         pool.give(piece, 512);
         assert_eq!(pool.mappings().take_beyond(), [7]);
-        assert_eq!(pool.pebble(Pebble::Last), None);
+        assert_eq!(pool.lend_pebble(Pebble::Last, 512), None);
         pool.add_pebble(Pebble::Last, 9 << 40);
-        let pebbles = [Pebble::First, Pebble::Last].map(|which| pool.pebble(which));
+        let pebbles = [Pebble::First, Pebble::Last].map(|which| pool.lend_pebble(which, 512));
         assert_eq!(pebbles, [None, Some(9 << 40)]);
+        assert_eq!(pool.usage(u64::MAX).used_bytes, 512);
+        pool.give(9 << 40, 512);
         pool.exchanged(9 << 40, 7, Way::Sent);
         assert_eq!(pool.release(1 << 40, Release::Unmapped), [1 << 40], "peer 7 has let go of it");
         assert_eq!(pool.release(1 << 40, Release::All), [0u64; 0]);
@@ -489,6 +506,32 @@ mod tests {
         let usage = pool.usage(u64::MAX);
         assert_eq!((usage.held_bytes, usage.used_bytes, usage.largest_free_bytes), (PEBBLE, 0, 0));
         assert_eq!(pool.close(), [9 << 40]);
+    }
+
+    #[test]
+    fn who_has_kept_what_an_idle_pool_gave_back_gets_another_pebble() {
+        let mut pool = Pool::new(1 << 30);
+        pool.mappings().set_limit(Some(16 << 20));
+        pool.add_pebble(Pebble::Last, 9 << 40);
+        pool.grow(1 << 40, 64 << 20);
+        let piece = pool.take(64 << 20).expect("room");
+        pool.exchanged(piece, 7, Way::Sent);
+        pool.give(piece, 64 << 20);
+        assert_eq!(pool.mappings().take_beyond(), [7]);
+        let pebble = pool.lend_pebble(Pebble::Last, 512).expect("it is there");
+        pool.exchanged(pebble, 7, Way::Sent);
+        let begin = Instant::now();
+        let later = begin + KEEP;
+        assert!(!pool.is_to_shrink(begin) && !pool.is_to_shrink(later), "a pebble is on its way");
+        pool.give(pebble, 512);
+        assert!(!pool.is_to_shrink(later));
+        let later = later + KEEP;
+        assert_eq!(pool.trim(later), [1 << 40]);
+        assert!(!pool.is_to_shrink(later), "nobody knows whether it is mapped");
+        pool.usage(PEBBLE + (64 << 20));
+        assert_eq!(pool.trim(later), [9 << 40]);
+        assert_eq!(pool.mappings().take_beyond(), [7]);
+        assert!(!pool.is_to_shrink(later), "once");
     }
 
     proptest! {

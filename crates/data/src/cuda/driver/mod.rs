@@ -230,7 +230,7 @@ impl DriverDevice {
             0 => 0,
             _ => device.piece(bytes)?,
         };
-        Ok(DriverMemory { device: Arc::clone(device), address, bytes, is_piece: true })
+        Ok(DriverMemory { device: Arc::clone(device), address, bytes })
     }
 
     fn locked(&self) -> MutexGuard<'_, Pool> {
@@ -335,6 +335,7 @@ impl DriverDevice {
         loop {
             let mut pool = self.locked();
             let idle = pool.trim(Instant::now());
+            self.is_beyond.fetch_or(pool.mappings().is_beyond(), Ordering::Relaxed);
             if idle.is_empty() {
                 return;
             }
@@ -430,8 +431,6 @@ pub(super) struct DriverMemory {
     device: Arc<DriverDevice>,
     address: Address,
     bytes: usize,
-    /// Whether it goes back to the pool.
-    is_piece: bool,
 }
 
 impl DriverMemory {
@@ -495,7 +494,7 @@ impl DriverMemory {
 
 impl Drop for DriverMemory {
     fn drop(&mut self) {
-        let is_piece = self.is_piece && self.address != 0;
+        let is_piece = self.address != 0;
         let Some(bytes) = pool::rounded(self.bytes).filter(|_| is_piece) else { return };
         let mut pool = self.device.locked();
         pool.give(self.address, bytes);

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool::{PEBBLE, Pebble, Release};
+use super::pool::{self, PEBBLE, Pebble, Release};
 use super::{DriverDevice, DriverMemory, Error};
 
 impl DriverDevice {
@@ -50,21 +50,22 @@ impl DriverDevice {
         if !pool.mappings().has_limit() {
             return Ok(None);
         }
-        let address = match pool.pebble(which) {
-            Some(address) => address,
-            None if pool.room() < PEBBLE => return Err(full(device)),
-            None => {
-                let mut made = device.slab(PEBBLE)?;
-                if made.is_none() {
-                    device.free_slabs(pool.release(PEBBLE, Release::Unmapped));
-                    made = device.slab(PEBBLE)?;
-                }
-                let address = made.ok_or_else(|| full(device))?;
-                pool.add_pebble(which, address);
-                address
+        let lent = pool::rounded(bytes).filter(|bytes| (1..=PEBBLE).contains(bytes));
+        let lent = lent.ok_or_else(|| full(device))?;
+        let mut address = pool.lend_pebble(which, lent);
+        if address.is_none() {
+            if pool.room() < PEBBLE {
+                return Err(full(device));
             }
-        };
+            let mut made = device.slab(PEBBLE)?;
+            if made.is_none() {
+                device.free_slabs(pool.release(PEBBLE, Release::Unmapped));
+                made = device.slab(PEBBLE)?;
+            }
+            pool.add_pebble(which, made.ok_or_else(|| full(device))?);
+            address = pool.lend_pebble(which, lent);
+        }
         drop(pool);
-        Ok(Some(DriverMemory { device: Arc::clone(device), address, bytes, is_piece: false }))
+        Ok(address.map(|address| DriverMemory { device: Arc::clone(device), address, bytes }))
     }
 }
