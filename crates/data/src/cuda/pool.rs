@@ -230,8 +230,8 @@ impl Pool {
         self.slabs.insert(base, Slab { number, bytes, used: 0, holes, stays });
     }
 
-    /// Lends a pebble, if there is one, until it is [given](Self::give) back; it may be lent several
-    /// times at once.
+    /// Lends a pebble, if there is one, until it is [given](Self::give) back, also several times at
+    /// once.
     pub(super) fn lend_pebble(&mut self, which: Pebble, bytes: u64) -> Option<u64> {
         let base = *self.pebbles.get(&which)?;
         self.slabs.get_mut(&base)?.used += bytes;
