@@ -201,7 +201,7 @@ fn a_broken_nvlink_fabric_is_noted_refused_and_never_verified() {
     let topo = machine.run(&["topo"], &[]);
     let shown = topo.stdout.clone() + &topo.stderr;
     assert!(shown.contains("refuses peer access over NVLinks that are up"), "{topo}");
-    assert!(shown.contains("registration with the NVLink fabric has not ended"), "{topo}");
+    assert!(shown.contains("registration with the NVLink fabric is not complete"), "{topo}");
     let json = machine.run(&["topo", "-o", "json"], &[]);
     let seen: Value = serde_json::from_str(&json.stdout).expect("JSON");
     assert_eq!(seen["gpus"][3]["fabric"]["state"], "in_progress", "{json}");

@@ -356,7 +356,7 @@ fn gpudirect_is_there_by_registration_or_by_dma_buf() {
     old(without(with_nics())).finds(
         "gpudirect-rdma",
         Warning,
-        "loaded, but has registered with nobody",
+        "loaded, but not registered with the RDMA drivers",
     );
     let unloaded = old(without(with_nics())).without("sys/module/nvidia_peermem");
     unloaded.finds("gpudirect-rdma", Warning, "is not loaded");

@@ -86,7 +86,7 @@ fn page(check: &Check) -> String {
         let _ = writeln!(text, "{head:8}  {words}");
     }
     if check.minor {
-        let _ = writeln!(text, "{:8}  it counts for nothing: doctor shows it with -v", "weight");
+        let _ = writeln!(text, "{:8}  a minor note: doctor shows it with -v", "weight");
     }
     text
 }

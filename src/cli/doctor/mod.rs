@@ -62,7 +62,7 @@ pub(super) struct Arguments {
     /// Judge what '--record' has written, of any machine; nothing is tried
     #[arg(long, value_name = "FILE")]
     evidence: Option<PathBuf>,
-    /// Show what is well, too, and what counts for nothing
+    /// Show what is well, too, and minor notes
     #[arg(short, long)]
     verbose: bool,
     /// Output format

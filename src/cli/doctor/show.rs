@@ -98,7 +98,7 @@ fn summary(findings: &[Finding]) -> String {
         (count(Severity::Error), "error", "errors"),
         (count(Severity::Warning), "warning", "warnings"),
         (count(Severity::Note) - minor, "note", "notes"),
-        (minor, "that counts for nothing", "that count for nothing"),
+        (minor, "minor note", "minor notes"),
         (count(Severity::CannotTell), "that cannot be told", "that cannot be told"),
         (count(Severity::Ok), "ok", "ok"),
     ];
@@ -109,5 +109,6 @@ fn summary(findings: &[Finding]) -> String {
     });
     let all: Vec<String> = parts.collect();
     let hint = "'doctor --explain ID' says more about a check, '-v' shows all";
-    format!("{}: {}; {hint}\n", findings.len(), all.join(", "))
+    let checks = if findings.len() == 1 { "check" } else { "checks" };
+    format!("{} {checks}: {}; {hint}\n", findings.len(), all.join(", "))
 }

@@ -27,8 +27,8 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "the plan has fewer workers than the machine has GPUs, and work on the lost \
                       one has failed",
         source: "NVIDIA/nvtrust#128; Xid 79 in NVIDIA's list",
-        remedy: "dmesg | grep -i -e xid -e nvrm; nvidia-smi --gpu-reset, then a restart; then \
-                 seat the card again",
+        remedy: "dmesg | grep -i -e xid -e nvrm says why (see xid); power the machine off and on; \
+                 if it is lost again, seat the card again",
         cost: Cost::Restart,
         minor: false,
         judge: Some(missing),
@@ -60,12 +60,12 @@ pub(super) const CHECKS: &[Check] = &[
         id: "device-rules",
         title: "leave to use the device files",
         looks_at: "access to /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidiaN, as control groups rule it",
-        consequence: "GPUs vanish from running containers ('systemctl daemon-reload' rewrites the \
-                      group's device rules): NVML says 'Unknown Error'",
+        consequence: "no worker can open its GPU; in a container that had it before, 'systemctl \
+                      daemon-reload' on the host has rewritten the cgroup's device rules",
         source: "NVIDIA/nvidia-docker#1671, nvidia-container-toolkit#171",
-        remedy: "start the container anew; make the files' char links (nvidia-ctk system \
-                 create-dev-char-symlinks), or use cgroupfs",
-        cost: Cost::Restart,
+        remedy: "on the host, so that it stays: nvidia-ctk system create-dev-char-symlinks \
+                 --create-all, or cgroupfs for the container's runtime; then a new container",
+        cost: Cost::Container,
         minor: false,
         judge: Some(files_refused),
     },
@@ -153,7 +153,7 @@ fn missing(scene: &Scene<'_>, report: &mut Report) {
     }
     let names: Vec<&str> = lost.iter().map(String::as_str).collect();
     let text = format!("{seen} of {} GPUs answer: {} is lost", seen + lost.len(), listed(&names));
-    let found = Found::warning(text).saw("/proc/driver/nvidia/gpus, not NVML", listed(&names));
+    let found = Found::warning(text).saw("/proc/driver/nvidia/gpus, but not NVML", listed(&names));
     report.push(found.about(listed(&names)));
 }
 

@@ -15,11 +15,12 @@ pub(super) const CHECKS: &[Check] = &[
         id: "fabric-state",
         title: "registration with the NVLink fabric",
         looks_at: "nvmlDeviceGetGpuFabricInfoV: state, status and health of each GPU",
-        consequence: "links are up and say 53 GB/s each, but GPUs have no peers over them, and CUDA \
-                      may fail with 802",
+        consequence: "links are up, but no GPU reaches another over them, and CUDA may fail with \
+                      802 (system not yet initialized)",
         source: "NVIDIA, Fabric Manager user guide; dstackai/dstack#1167, Azure/azhpc-images#506",
-        remedy: "systemctl restart nvidia-fabricmanager, of the driver's own version, and wait for \
-                 'Completed' in nvidia-smi -q",
+        remedy: "systemctl enable nvidia-fabricmanager, of the driver's own version, and restart \
+                 it (journalctl -u nvidia-fabricmanager says why it ended), until nvidia-smi -q says \
+                 'Completed'",
         cost: Cost::Jobs,
         minor: false,
         judge: Some(state),
@@ -53,7 +54,7 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "nvmlDeviceGetP2PStatus of each pair that NVLinks join",
         consequence: "the pair goes through host memory, although its links are up",
         source: "NVIDIA, Fabric Manager user guide; NVIDIA/nvtrust#22 for confidential computing",
-        remedy: "see fabric-state and confidential; nvidia-smi topo -p2p r shows the same",
+        remedy: "nvidia-smi topo -p2p r shows the same; with confidential computing it stays so",
         cost: Cost::Jobs,
         minor: false,
         judge: Some(peers),
@@ -197,7 +198,13 @@ fn peers(scene: &Scene<'_>, report: &mut Report) {
         let from = format!("nvmlDeviceGetP2PStatus of {}", first.name());
         let workers =
             refused.iter().flat_map(|pair| [scene.workers_on(pair.a), scene.workers_on(pair.b)]);
-        report.push(found.saw(from, confidential).concerns(workers.flatten().collect()));
+        let found = found.saw(from, confidential).concerns(workers.flatten().collect());
+        let unregistered = registered(scene)
+            .any(|gpu| gpu.fabric.as_ref().is_some_and(|fabric| fabric.problem().is_some()));
+        report.push(match unregistered {
+            true => found.remedy("follows from fabric-state: mend that first"),
+            false => found,
+        });
     }
     let untold = joined.iter().filter(|pair| pair.are_peers().is_none()).count();
     if untold > 0 {

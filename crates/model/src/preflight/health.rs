@@ -126,9 +126,10 @@ pub(super) const CHECKS: &[Check] = &[
         id: "memory-held",
         title: "memory that others hold",
         looks_at: "nvmlDeviceGetMemoryInfo and nvmlDeviceGetComputeRunningProcesses",
-        consequence: "the workers' memory is not all theirs: allocations fail in the middle",
+        consequence: "the worker's memory is not all its own: it runs out in the middle of a job",
         source: "pytorch/pytorch#1085, ray-project/ray#31451, rapidsai/dask-cuda#859",
-        remedy: "end the processes named, or plan without the GPU ('gpus')",
+        remedy: "plan without the GPU ('gpus'), which costs nothing; or ask their owner, and end \
+                 the processes named",
         cost: Cost::Jobs,
         minor: false,
         judge: Some(held),
@@ -396,7 +397,7 @@ fn held(scene: &Scene<'_>, report: &mut Report) {
                 let left = total.saturating_sub(*used);
                 match wanted > left {
                     true => Found::warning(format!(
-                        "{text}: {} are left, and the plan's workers may take {}",
+                        "{text}: {} are left, and the plan may take {}",
                         HumanBytes(left),
                         HumanBytes(wanted)
                     )),
@@ -443,6 +444,8 @@ fn told(error: &Xid) -> Found {
     let found = Found::new(severity, text).saw("kernel log", format!("Xid ({pci}): {number}"));
     match consequence {
         Some(consequence) => found.consequence(consequence).remedy("nothing, if it was a program"),
+        // Whoever powers the machine off ends more than the GPU's jobs.
+        None if *number == 79 => found.remedy(xid::remedy(79)).costs(Cost::Restart),
         None => found.remedy(xid::remedy(*number)),
     }
 }

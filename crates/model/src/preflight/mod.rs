@@ -105,8 +105,10 @@ pub enum Cost {
     Root,
     /// Root, and the end of all programs on the GPU.
     Jobs,
-    /// A new start of the machine, or of the container.
+    /// A new start of the machine.
     Restart,
+    /// A new container, or a new start of the machine where there is none.
+    Container,
     /// Hands: a cable, a card, a part.
     Hands,
 }
@@ -117,9 +119,10 @@ impl Cost {
         match self {
             Cost::Nothing => "costs nothing",
             Cost::Root => "needs root, and ends no job",
-            Cost::Jobs => "needs root, and ends the jobs on the GPU",
-            Cost::Restart => "needs a restart of the machine or the container",
-            Cost::Hands => "needs hands: a cable, a card, a part",
+            Cost::Jobs => "needs root, and ends the jobs on the GPUs concerned",
+            Cost::Restart => "needs a restart of the machine, which ends all jobs",
+            Cost::Container => "needs a new container: starting the old one again is not enough",
+            Cost::Hands => "may need hands: a cable, a card, a part",
         }
     }
 }

@@ -11,8 +11,9 @@ pub(super) const CHECKS: &[Check] = &[
         id: "interface",
         title: "the interface that is taken first",
         looks_at: "interfaces that are up, in the kernel's order, and the one with the route outside",
-        consequence: "NCCL, Gloo and Dask take the first address that they find: others cannot \
-                      reach a bridge of this machine, and wait until they give up",
+        consequence: "Gloo and Dask take the first address that they find, NCCL does unless its \
+                      name begins with docker: other machines cannot reach a bridge of this one, \
+                      and wait until they give up",
         source: "NVIDIA/nccl#286, #367; horovod/horovod#310; openucx/ucx#9383",
         remedy: "'scheduler.interface' for Dask; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME for \
                  programs",
@@ -71,13 +72,18 @@ fn interface(scene: &Scene<'_>, report: &mut Report) {
     let Some(first) = first else {
         return report.ok(format!("{} comes first", hardware.name));
     };
-    let text = format!("{} comes before {}, which is hardware", first.name, hardware.name);
+    let name = &hardware.name;
     let addresses: Vec<String> = first.addresses.iter().map(ToString::to_string).collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let text = format!("its address {} comes before {name}, which is hardware", listed(&addresses));
     let found = match scene.goes_beyond() {
         true => Found::warning(text),
         false => Found::note(format!("{text}; this plan stays on the machine")),
     };
+    let found = found.remedy(format!(
+        "'scheduler.interface' {name} for Dask; NCCL_SOCKET_IFNAME={name} and \
+         GLOO_SOCKET_IFNAME={name} for programs"
+    ));
     report.push(found.about(first.name.clone()).saw("getifaddrs", listed(&addresses)));
 }
 

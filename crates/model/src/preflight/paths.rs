@@ -29,11 +29,11 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "the ACS capability in the configuration space of each switch port between two \
                    devices (root alone may read it)",
         consequence: "what one device sends another under the same switch goes up to the CPU and \
-                      back: a fraction of the bandwidth, and hangs were seen",
+                      back: a fraction of the bandwidth, and NCCL may hang",
         source: "NCCL user guide, troubleshooting, 'PCI Access Control Services'; NVIDIA/nccl#257, \
                  #667",
-        remedy: "setpci -s PORT ECAP_ACS+0x6.w=0000 for the ports named, at each start of the \
-                 machine; or switch ACS off in the firmware",
+        remedy: "setpci -s PORT ECAP_ACS+0x6.w=0000 for each port, at each start of the machine; or \
+                 switch ACS off in the firmware; neither where virtual machines have devices",
         cost: Cost::Root,
         minor: false,
         judge: Some(acs),
@@ -205,6 +205,16 @@ fn under_switches<'a>(scene: &Scene<'a>) -> Vec<Direct<'a>> {
     pairs
 }
 
+/// What an ACS control redirects, by the bits of `linux/pci_regs.h`.
+fn redirects(control: u16) -> &'static str {
+    match (control & 0x4 != 0, control & 0x8 != 0) {
+        (true, true) => "request and completion redirect",
+        (true, false) => "request redirect",
+        (false, true) => "completion redirect",
+        (false, false) => "no redirect",
+    }
+}
+
 fn acs(scene: &Scene<'_>, report: &mut Report) {
     let ancestry = scene.topology.ancestry();
     let pairs = under_switches(scene);
@@ -229,13 +239,19 @@ fn acs(scene: &Scene<'_>, report: &mut Report) {
         let names = pairs.iter().map(|pair| pair.name.as_str());
         let names: Vec<&str> =
             names.filter(|name| redirected().any(|pair| pair.name == *name)).collect();
+        let remedy = format!(
+            "for port in {}; do setpci -s $port ECAP_ACS+0x6.w=0000; done, at each start of the \
+             machine; or switch ACS off in the firmware; neither where virtual machines have \
+             devices",
+            ports.join(" ")
+        );
         let (ports, names) = (listed(&ports), listed(&names));
-        let redirect = if bad.len() == 1 { "redirects" } else { "redirect" };
-        let found =
-            Found::warning(format!("{ports} {redirect} what goes between {names} to the CPU"));
-        let saw = format!("{control:#06x} (request or completion redirect)");
+        let found = Found::warning(format!(
+            "what goes between {names} is redirected to the CPU by {ports}"
+        ));
+        let saw = format!("{control:#06x} ({})", redirects(*control));
         let concerned = redirected().flat_map(|pair| &pair.workers);
-        let found = found.saw(format!("ACS control of {port}"), saw);
+        let found = found.saw(format!("ACS control of {port}"), saw).remedy(remedy);
         report.push(found.concerns(concerned.cloned().collect()));
     }
     let from = "between devices that are used, none redirects";

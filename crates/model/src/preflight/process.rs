@@ -13,11 +13,12 @@ pub(super) const CHECKS: &[Check] = &[
         id: "shared-memory",
         title: "room in /dev/shm",
         looks_at: "the file system at /dev/shm",
-        consequence: "NCCL, UCX and PyTorch's loaders put their queues there: they fail with SIGBUS \
-                      or 'unable to open shared memory object'",
+        consequence: "NCCL, UCX and PyTorch's loaders put what they share there: they fail with \
+                      SIGBUS or 'unable to open shared memory object'",
         source: "NVIDIA/nccl#290, pytorch/torchtitan#853, sgl-project/sglang#1986",
-        remedy: "in a container --shm-size=8g or --ipc=host; in a pod an emptyDir of medium Memory",
-        cost: Cost::Restart,
+        remedy: "a container with --shm-size=8g or --ipc=host; a pod with an emptyDir of medium \
+                 Memory at /dev/shm; without either, mount -o remount,size=50% /dev/shm",
+        cost: Cost::Container,
         minor: false,
         judge: Some(shared_memory),
     },
@@ -25,9 +26,11 @@ pub(super) const CHECKS: &[Check] = &[
         id: "locked-memory",
         title: "memory that may be locked",
         looks_at: "Max locked memory in /proc/self/limits, CAP_IPC_LOCK",
-        consequence: "RDMA pins memory: registrations fail, and UCX goes over TCP",
+        consequence: "RDMA locks more memory than that: registrations fail, and UCX goes over TCP \
+                      without a word",
         source: "openucx/ucx#5725, NVIDIA/nccl-tests#206",
-        remedy: "ulimit -l unlimited (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1)",
+        remedy: "limits.conf for logins, LimitMEMLOCK=infinity for services, --ulimit memlock=-1 \
+                 for containers; then start the cluster anew",
         cost: Cost::Root,
         minor: false,
         judge: Some(locked),
@@ -163,7 +166,11 @@ fn shared_memory(scene: &Scene<'_>, report: &mut Report) {
         if room.read_only {
             Err(Found::error("nothing can be written there").saw("/dev/shm", "read-only"))
         } else if room.free_bytes <= LEAST_SHARED {
-            Err(Found::warning(format!("{of} are free")).saw("statvfs /dev/shm", of))
+            let text = match room.total_bytes <= LEAST_SHARED {
+                true => format!("/dev/shm has only {}", HumanBytes(room.total_bytes)),
+                false => format!("/dev/shm is nearly full: {of} are free"),
+            };
+            Err(Found::warning(text).saw("statvfs /dev/shm", format!("{of} free")))
         } else {
             Ok(format!("{} free", HumanBytes(room.free_bytes)))
         }

@@ -26,7 +26,8 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "state of the ports of each GPU's nearest adapter, against the one that is planned",
         consequence: "the GPU's traffic takes a longer path, and shares another GPU's NIC",
         source: "NVIDIA/NVSentinel#642, sgl-project/sglang#3685",
-        remedy: "see ibstat and the cable of the port named",
+        remedy: "ibstat of the nearest adapter: Polling is the cable or the switch's port, Disabled \
+                 is a setting",
         cost: Cost::Hands,
         minor: false,
         judge: Some(nearest),
@@ -69,11 +70,10 @@ pub(super) const CHECKS: &[Check] = &[
         title: "GPUDirect RDMA",
         looks_at: "who has registered in /sys/kernel/mm/memory_peers (that nvidia_peermem is loaded \
                    says nothing), the kernel module's kind and the kernel's version for dma-buf",
-        consequence: "GPU memory goes through host memory to every NIC: about half the bandwidth, \
-                      and 13 to 20 % less even beside C2C",
+        consequence: "GPU memory goes through host memory to every NIC: about half the bandwidth",
         source: "NVIDIA/nccl#778, #1579; Mellanox/nv_peer_memory#101",
-        remedy: "modprobe nvidia_peermem (with MLNX_OFED or DOCA, loaded after them), or the open \
-                 kernel modules on Linux 5.12 or newer",
+        remedy: "modprobe nvidia_peermem, after MLNX_OFED or DOCA; or, which ends all jobs, the \
+                 open kernel modules on Linux 5.12 or newer",
         cost: Cost::Root,
         minor: false,
         judge: Some(gpudirect),
@@ -159,7 +159,11 @@ fn nearest(scene: &Scene<'_>, report: &mut Report) {
                     "its nearest adapter {nic} ({kind}) is {state}, so it uses {}",
                     worker.nics[0]
                 );
+                let remedy = format!(
+                    "ibstat {nic}: Polling is the cable or the switch's port, Disabled is a setting"
+                );
                 let found = Found::warning(text).saw(format!("{nic}/ports/*/state"), state);
+                let found = found.remedy(remedy);
                 report.push(scene.of_gpu(gpu, found));
             }
         }
@@ -277,8 +281,8 @@ fn gpudirect(scene: &Scene<'_>, report: &mut Report) {
             let loaded = driver.peermem.seen() == Some(&true);
             let text = match loaded {
                 true => {
-                    "nvidia_peermem is loaded, but has registered with nobody, and there is no \
-                         dma-buf"
+                    "nvidia_peermem is loaded, but not registered with the RDMA drivers, and there \
+                     is no dma-buf"
                 }
                 false => "nvidia_peermem is not loaded, and there is no dma-buf",
             };
@@ -287,7 +291,16 @@ fn gpudirect(scene: &Scene<'_>, report: &mut Report) {
                 .saw("/sys/kernel/mm/memory_peers", "nobody")
                 .saw("kernel module", kind)
                 .saw("kernel", kernel.unwrap_or("unknown"));
-            report.push(found.concerns(scene.workers(|worker| !worker.nics.is_empty())));
+            let found = found.concerns(scene.workers(|worker| !worker.nics.is_empty()));
+            report.push(match loaded {
+                true => found.remedy(
+                    "modprobe -r nvidia_peermem, then modprobe nvidia_peermem, after MLNX_OFED or \
+                     DOCA; if it is not registered even then, the driver was built without them: \
+                     build it again, or take the open kernel modules on Linux 5.12 or newer, which \
+                     ends all jobs",
+                ),
+                false => found,
+            });
         }
         _ => report.cannot_tell("the kernel module's kind cannot be seen"),
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use super::evidence::{Evidence, Function, GpuState, Look};
-use super::{Check, Finding, Seen, Severity};
+use super::{Check, Cost, Finding, Seen, Severity};
 use crate::ids::{GpuIndex, PciAddress};
 use crate::plan::{EngineKind, EnginePlan, Plan};
 use crate::topology::{Device, Gpu, LinkKind, Links, Nic, Port, PortState, Topology};
@@ -270,6 +270,7 @@ pub(super) struct Found {
     text: String,
     evidence: Vec<Seen>,
     remedy: Option<String>,
+    cost: Option<Cost>,
     consequence: Option<String>,
     concerns: Vec<String>,
 }
@@ -282,6 +283,7 @@ impl Found {
             text: text.into(),
             evidence: Vec::new(),
             remedy: None,
+            cost: None,
             consequence: None,
             concerns: Vec::new(),
         }
@@ -310,6 +312,11 @@ impl Found {
 
     pub(super) fn remedy(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
+    }
+
+    /// With another cost than that of the check's remedy.
+    pub(super) fn costs(self, cost: Cost) -> Self {
+        Self { cost: Some(cost), ..self }
     }
 
     pub(super) fn consequence(self, consequence: impl Into<String>) -> Self {
@@ -344,7 +351,7 @@ impl Found {
             consequence: self.consequence.or(of_check(check.consequence)),
             source: of_check(check.source),
             remedy: self.remedy.or(of_check(check.remedy)),
-            cost: bad.then_some(check.cost),
+            cost: bad.then_some(self.cost.unwrap_or(check.cost)),
             concerns: self.concerns,
             minor: check.minor,
         }

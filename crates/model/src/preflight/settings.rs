@@ -13,7 +13,7 @@ pub(super) const CHECKS: &[Check] = &[
         id: "nccl-switches",
         title: "switches of NCCL",
         looks_at: "NCCL_* in the environment, /etc/nccl.conf, ~/.nccl.conf, /etc/environment",
-        consequence: "a path is switched off: NCCL takes a slower one without a word, or hangs",
+        consequence: "NCCL takes a slower path without a word; NVIDIA warns of crashes and hangs",
         source: "NCCL user guide, environment variables ('may result in crashes or hangs'); \
                  NVIDIA/nccl-tests#228",
         remedy: "unset it, or remove the line",
@@ -150,6 +150,13 @@ fn nccl(scene: &Scene<'_>, report: &mut Report) {
         let Some(what) = switched_off(name, value) else { continue };
         let found = Found::warning(format!("{name}={value} in {place} switches off {what}"));
         let found = found.saw(place, format!("{name}={value}"));
+        let found = match place.contains('/') {
+            true => found.costs(Cost::Root).remedy(format!(
+                "remove the line from {place}, for what starts from then on; it may be there \
+                 because of a hang (iommu, acs)"
+            )),
+            false => found,
+        };
         report.push(if scene.may_use_nccl() { found } else { found.at_most(Severity::Note) });
     }
     if report.found.is_empty() {

@@ -295,7 +295,7 @@ impl Fabric {
                     .to_owned(),
             ),
             (FabricState::InProgress, _) => {
-                Some("its registration with the NVLink fabric has not ended".to_owned())
+                Some("its registration with the NVLink fabric is not complete".to_owned())
             }
         };
         let faults = self.faults.iter().map(|fault| fault.text().to_owned());
