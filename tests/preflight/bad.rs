@@ -1,5 +1,6 @@
 //! A machine for each check, spoiled in one place.
 
+use cuda_cluster::preflight::Cost;
 use cuda_cluster::preflight::Severity::{CannotTell, Error, Note, Warning};
 use cuda_cluster::topology::{ComputeMode, Fabric, FabricState, LinkLayer, PortState};
 use serde_json::json;
@@ -59,6 +60,8 @@ fn access_control_matters_on_the_path_of_a_pair() {
     };
     let found = redirecting(switched()).finds("acs", Warning, "GPU0 and GPU1");
     assert!(found.text.contains(&switched().above(0)), "{found:#?}");
+    let remedy = found.remedy.as_deref().expect("one");
+    assert!(remedy.contains(&format!("for port in {};", switched().above(0))), "{remedy}");
     redirecting(switched().asked(&["--gpus", "1,2"])).is_well("acs");
     // Source validation alone redirects nothing.
     let place = switched();
@@ -455,11 +458,14 @@ fn switches_of_an_old_day_are_told_with_their_place() {
     set("NCCL_IB_DISABLE", "0").is_well("nccl-switches");
     on(H100).variable("NCCL_P2P_DISABLE", "1").finds("nccl-switches", Note, "NCCL_P2P_DISABLE");
     let file = on(H100).asked(&train).file("etc/nccl.conf", "NCCL_SHM_DISABLE=1\n");
-    file.finds("nccl-switches", Warning, "etc/nccl.conf");
+    let found = file.finds("nccl-switches", Warning, "etc/nccl.conf");
+    assert_eq!(found.cost, Some(Cost::Root), "{found:#?}");
     let system = on(H100).asked(&train).file("etc/environment", "NCCL_IB_DISABLE=\"1\"\n");
     system.finds("nccl-switches", Warning, "etc/environment");
     let own = on(H100).asked(&train).file(".nccl.conf", "NCCL_NET_GDR_LEVEL=0\n");
-    own.finds("nccl-switches", Warning, ".nccl.conf");
+    let found = own.finds("nccl-switches", Warning, ".nccl.conf");
+    assert_eq!(found.cost, Some(Cost::Nothing), "it is the user's own: {found:#?}");
+    assert!(found.remedy.is_some_and(|remedy| remedy.contains("remove the line from /")));
     set("UCX_TLS", "tcp,sm").finds("ucx-switches", Warning, "no transport for GPU memory");
     set("UCX_TLS", "^cuda_ipc").finds("ucx-switches", Warning, "forbids");
     set("UCX_TLS", "rc,cuda_copy,cuda_ipc").is_well("ucx-switches");

@@ -185,15 +185,15 @@ impl Device {
         }
     }
 
-    /// Memory of at most 2 MiB to exchange with a peer, so that its UCX maps this instead of what
-    /// it had mapped. There are two such memories, and their bytes mean nothing. `None` for a
-    /// simulated device, and where peers keep all that they have mapped.
+    /// Memory of 1 MiB to exchange with a peer, so that its UCX maps this instead of what it had
+    /// mapped. There are two such memories, and their bytes mean nothing. `None` for a simulated
+    /// device, without room, and where peers keep all that they have mapped.
     ///
     /// # Errors
-    /// If there is no room for it.
-    pub fn pebble(&self, which: Pebble, bytes: usize) -> Result<Option<DeviceBuffer>, Error> {
+    /// If the driver fails.
+    pub fn pebble(&self, which: Pebble) -> Result<Option<DeviceBuffer>, Error> {
         let Device::Driver(device) = self else { return Ok(None) };
-        let memory = DriverDevice::pebble(device, which, bytes)?;
+        let memory = DriverDevice::pebble(device, which)?;
         Ok(memory.map(|memory| DeviceBuffer { memory: Memory::Driver(memory), lease: None }))
     }
 

@@ -107,7 +107,7 @@ pub enum Cost {
     Jobs,
     /// A new start of the machine.
     Restart,
-    /// A new container, or a new start of the machine where there is none.
+    /// A new container.
     Container,
     /// Hands: a cable, a card, a part.
     Hands,

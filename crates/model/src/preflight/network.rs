@@ -15,8 +15,8 @@ pub(super) const CHECKS: &[Check] = &[
                       name begins with docker: other machines cannot reach a bridge of this one, \
                       and wait until they give up",
         source: "NVIDIA/nccl#286, #367; horovod/horovod#310; openucx/ucx#9383",
-        remedy: "'scheduler.interface' for Dask; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME for \
-                 programs",
+        remedy: "'scheduler.interface' INTERFACE for Dask; NCCL_SOCKET_IFNAME=INTERFACE and \
+                 GLOO_SOCKET_IFNAME=INTERFACE for programs",
         cost: Cost::Nothing,
         minor: false,
         judge: Some(interface),
@@ -80,10 +80,7 @@ fn interface(scene: &Scene<'_>, report: &mut Report) {
         true => Found::warning(text),
         false => Found::note(format!("{text}; this plan stays on the machine")),
     };
-    let found = found.remedy(format!(
-        "'scheduler.interface' {name} for Dask; NCCL_SOCKET_IFNAME={name} and \
-         GLOO_SOCKET_IFNAME={name} for programs"
-    ));
+    let found = found.with("INTERFACE", name);
     report.push(found.about(first.name.clone()).saw("getifaddrs", listed(&addresses)));
 }
 

@@ -32,8 +32,9 @@ pub(super) const CHECKS: &[Check] = &[
                       back: a fraction of the bandwidth, and NCCL may hang",
         source: "NCCL user guide, troubleshooting, 'PCI Access Control Services'; NVIDIA/nccl#257, \
                  #667",
-        remedy: "setpci -s PORT ECAP_ACS+0x6.w=0000 for each port, at each start of the machine; or \
-                 switch ACS off in the firmware; neither where virtual machines have devices",
+        remedy: "for port in PORTS; do setpci -s $port ECAP_ACS+0x6.w=0000; done, at each start of \
+                 the machine; or switch ACS off in the firmware; neither where virtual machines \
+                 have devices",
         cost: Cost::Root,
         minor: false,
         judge: Some(acs),
@@ -239,19 +240,14 @@ fn acs(scene: &Scene<'_>, report: &mut Report) {
         let names = pairs.iter().map(|pair| pair.name.as_str());
         let names: Vec<&str> =
             names.filter(|name| redirected().any(|pair| pair.name == *name)).collect();
-        let remedy = format!(
-            "for port in {}; do setpci -s $port ECAP_ACS+0x6.w=0000; done, at each start of the \
-             machine; or switch ACS off in the firmware; neither where virtual machines have \
-             devices",
-            ports.join(" ")
-        );
+        let all = ports.join(" ");
         let (ports, names) = (listed(&ports), listed(&names));
         let found = Found::warning(format!(
             "what goes between {names} is redirected to the CPU by {ports}"
         ));
         let saw = format!("{control:#06x} ({})", redirects(*control));
         let concerned = redirected().flat_map(|pair| &pair.workers);
-        let found = found.saw(format!("ACS control of {port}"), saw).remedy(remedy);
+        let found = found.saw(format!("ACS control of {port}"), saw).with("PORTS", all);
         report.push(found.concerns(concerned.cloned().collect()));
     }
     let from = "between devices that are used, none redirects";

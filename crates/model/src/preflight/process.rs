@@ -16,8 +16,8 @@ pub(super) const CHECKS: &[Check] = &[
         consequence: "NCCL, UCX and PyTorch's loaders put what they share there: they fail with \
                       SIGBUS or 'unable to open shared memory object'",
         source: "NVIDIA/nccl#290, pytorch/torchtitan#853, sgl-project/sglang#1986",
-        remedy: "a container with --shm-size=8g or --ipc=host; a pod with an emptyDir of medium \
-                 Memory at /dev/shm; without either, mount -o remount,size=50% /dev/shm",
+        remedy: "mount -o remount,size=50% /dev/shm; in a container --shm-size=8g or --ipc=host, in \
+                 a pod an emptyDir of medium Memory at /dev/shm",
         cost: Cost::Container,
         minor: false,
         judge: Some(shared_memory),

@@ -26,7 +26,7 @@ pub(super) const CHECKS: &[Check] = &[
         looks_at: "state of the ports of each GPU's nearest adapter, against the one that is planned",
         consequence: "the GPU's traffic takes a longer path, and shares another GPU's NIC",
         source: "NVIDIA/NVSentinel#642, sgl-project/sglang#3685",
-        remedy: "ibstat of the nearest adapter: Polling is the cable or the switch's port, Disabled \
+        remedy: "ibstat ADAPTER: Polling is the cable or the switch's port, Disabled \
                  is a setting",
         cost: Cost::Hands,
         minor: false,
@@ -159,11 +159,8 @@ fn nearest(scene: &Scene<'_>, report: &mut Report) {
                     "its nearest adapter {nic} ({kind}) is {state}, so it uses {}",
                     worker.nics[0]
                 );
-                let remedy = format!(
-                    "ibstat {nic}: Polling is the cable or the switch's port, Disabled is a setting"
-                );
                 let found = Found::warning(text).saw(format!("{nic}/ports/*/state"), state);
-                let found = found.remedy(remedy);
+                let found = found.with("ADAPTER", nic);
                 report.push(scene.of_gpu(gpu, found));
             }
         }

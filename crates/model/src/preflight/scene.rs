@@ -270,6 +270,8 @@ pub(super) struct Found {
     text: String,
     evidence: Vec<Seen>,
     remedy: Option<String>,
+    /// Words in the check's remedy, and what stands there for this machine.
+    words: Vec<(&'static str, String)>,
     cost: Option<Cost>,
     consequence: Option<String>,
     concerns: Vec<String>,
@@ -283,6 +285,7 @@ impl Found {
             text: text.into(),
             evidence: Vec::new(),
             remedy: None,
+            words: Vec::new(),
             cost: None,
             consequence: None,
             concerns: Vec::new(),
@@ -314,6 +317,12 @@ impl Found {
         Self { remedy: Some(remedy.into()), ..self }
     }
 
+    /// With a value for a word in capitals in the check's remedy.
+    pub(super) fn with(mut self, word: &'static str, value: impl Into<String>) -> Self {
+        self.words.push((word, value.into()));
+        self
+    }
+
     /// With another cost than that of the check's remedy.
     pub(super) fn costs(self, cost: Cost) -> Self {
         Self { cost: Some(cost), ..self }
@@ -341,6 +350,9 @@ impl Found {
     pub(super) fn finding(self, check: &Check) -> Finding {
         let bad = !matches!(self.severity, Severity::Ok | Severity::CannotTell);
         let of_check = |text: &str| (bad && !text.is_empty()).then(|| text.to_owned());
+        let remedy = of_check(check.remedy).map(|remedy| {
+            self.words.iter().fold(remedy, |text, (word, value)| text.replace(word, value))
+        });
         let severity = if check.minor { self.severity.min(Severity::Note) } else { self.severity };
         Finding {
             id: check.id.to_owned(),
@@ -350,7 +362,7 @@ impl Found {
             evidence: self.evidence,
             consequence: self.consequence.or(of_check(check.consequence)),
             source: of_check(check.source),
-            remedy: self.remedy.or(of_check(check.remedy)),
+            remedy: self.remedy.or(remedy),
             cost: bad.then_some(self.cost.unwrap_or(check.cost)),
             concerns: self.concerns,
             minor: check.minor,

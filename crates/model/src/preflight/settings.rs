@@ -151,12 +151,14 @@ fn nccl(scene: &Scene<'_>, report: &mut Report) {
         let found = Found::warning(format!("{name}={value} in {place} switches off {what}"));
         let found = found.saw(place, format!("{name}={value}"));
         let found = match place.contains('/') {
-            true => found.costs(Cost::Root).remedy(format!(
+            true => found.remedy(format!(
                 "remove the line from {place}, for what starts from then on; it may be there \
                  because of a hang (iommu, acs)"
             )),
             false => found,
         };
+        let is_the_systems = place.contains('/') && !place.ends_with("/.nccl.conf");
+        let found = if is_the_systems { found.costs(Cost::Root) } else { found };
         report.push(if scene.may_use_nccl() { found } else { found.at_most(Severity::Note) });
     }
     if report.found.is_empty() {

@@ -494,8 +494,7 @@ impl DriverMemory {
 
 impl Drop for DriverMemory {
     fn drop(&mut self) {
-        let is_piece = self.address != 0;
-        let Some(bytes) = pool::rounded(self.bytes).filter(|_| is_piece) else { return };
+        let Some(bytes) = pool::rounded(self.bytes).filter(|_| self.address != 0) else { return };
         let mut pool = self.device.locked();
         pool.give(self.address, bytes);
         if pool.mappings().is_beyond() {

@@ -7,8 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::pool::{self, PEBBLE, Pebble, Release};
+use super::pool::{PEBBLE, Pebble, Release};
 use super::{DriverDevice, DriverMemory, Error};
+
+/// Length of what is lent of a pebble, in bytes: too much for UCX to copy it through host memory.
+const LENT: usize = 1 << 20;
 
 impl DriverDevice {
     pub(in super::super) fn mappings_have_no_limit(&self) {
@@ -32,40 +35,30 @@ impl DriverDevice {
         }
     }
 
-    /// Memory in a pebble, which is made when it is first needed; none without a limit.
+    /// Memory in a pebble, which is made when it is first needed; none without a limit or room.
     pub(in super::super) fn pebble(
         device: &Arc<Self>,
         which: Pebble,
-        bytes: usize,
     ) -> Result<Option<DriverMemory>, Error> {
         device.make_current()?;
-        let full = |device: &Self| Error::OutOfMemory {
-            device: device.name.clone(),
-            asked_bytes: bytes,
-            free_bytes: 0,
-            freed_bytes: 0,
-            mapped_by: Vec::new(),
-        };
         let mut pool = device.locked();
         if !pool.mappings().has_limit() {
             return Ok(None);
         }
-        let lent = pool::rounded(bytes).filter(|bytes| (1..=PEBBLE).contains(bytes));
-        let lent = lent.ok_or_else(|| full(device))?;
-        let mut address = pool.lend_pebble(which, lent);
-        if address.is_none() {
-            if pool.room() < PEBBLE {
-                return Err(full(device));
-            }
+        let mut address = pool.lend_pebble(which, LENT as u64);
+        if address.is_none() && pool.room() >= PEBBLE {
             let mut made = device.slab(PEBBLE)?;
             if made.is_none() {
                 device.free_slabs(pool.release(PEBBLE, Release::Unmapped));
                 made = device.slab(PEBBLE)?;
             }
-            pool.add_pebble(which, made.ok_or_else(|| full(device))?);
-            address = pool.lend_pebble(which, lent);
+            if let Some(base) = made {
+                pool.add_pebble(which, base);
+                address = pool.lend_pebble(which, LENT as u64);
+            }
         }
         drop(pool);
-        Ok(address.map(|address| DriverMemory { device: Arc::clone(device), address, bytes }))
+        let memory = |address| DriverMemory { device: Arc::clone(device), address, bytes: LENT };
+        Ok(address.map(memory))
     }
 }

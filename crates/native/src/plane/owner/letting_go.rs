@@ -24,9 +24,6 @@ pub(super) const FIRST: u64 = 0;
 const ASKING: u64 = 1;
 const ANSWER: u64 = 2;
 
-/// Length of a pebble, in bytes: too much for UCX to copy it through host memory.
-const BYTES: usize = 1 << 20;
-
 impl Owner {
     /// Sends a pebble to each peer that is to let go.
     pub(super) fn ask_to_let_go(&self) {
@@ -39,7 +36,7 @@ impl Owner {
     fn pebble(&self, id: u64) -> Option<Box<Buffer>> {
         let which = if id == FIRST { Pebble::First } else { Pebble::Last };
         // Without room for one the others keep what they have, as they would without all this.
-        let pebble = self.device.as_ref()?.pebble(which, BYTES).inspect_err(|error| {
+        let pebble = self.device.as_ref()?.pebble(which).inspect_err(|error| {
             tracing::debug!(%error, "peers cannot be made to let go of device memory");
         });
         pebble.ok().flatten().map(|memory| Box::new(Buffer::Device(memory)))
