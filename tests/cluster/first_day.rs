@@ -137,6 +137,13 @@ fn the_oldest_and_the_newest_ucx_with_cuda_carry_device_memory() {
         assert_eq!(up.code, 0, "{up}");
         let ucx = machine.worker("gpu1")["ucx"].as_str().expect("its version").to_owned();
         assert!(ucx.starts_with(version), "{ucx}");
+        // The older one warns of a variable that it does not know.
+        let plan = machine.run(&["plan", "--n-workers", "2", "-o", "json"], &[]);
+        let plan: Value = serde_json::from_str(&plan.stdout).expect("a plan");
+        let grace = &plan["workers"][0]["env"]["UCX_MEM_BISTRO_GRACE_DURATION"];
+        assert_eq!(grace.as_str(), (version == "1.22.0").then_some("5ms"));
+        let log = machine.run(&["logs", "dev", "gpu1"], &[]);
+        assert!(log.code == 0 && !log.stdout.contains("unused environment"), "{log}");
         let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "both", "--rounds", "1"]);
         assert_eq!((code, pairs.len()), (0, 4), "{pairs:#?}");
         let said = machine.run(&[&SMALL_TRANSPOSE[..], &["--check"]].concat(), &[]);

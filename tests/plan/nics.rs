@@ -1,7 +1,7 @@
 //! What a file says about NICs becomes names that UCX can open, or a note that says why not; and
 //! choices that an expert would question are notes, so that `--strict` catches them.
 
-use crate::compact::{caller, machine, planned, planned_by, spec};
+use crate::compact::{caller, caller_with, machine, planned, planned_by, spec};
 use cuda_cluster::plan::{InstalledUcx, Plan, PlanError};
 use cuda_cluster::topology::{NicKind, Port, PortState, Topology, parse};
 
@@ -386,6 +386,27 @@ fn a_libucp_without_infiniband_is_not_chosen_silently() {
     assert!(noted(&plan, "libuct_ib") && noted(&plan, "HPC-X"), "{:?}", notes(&plan));
     let named = "ucx: {nvlink: true, infiniband: true, library: /pip}\n";
     assert!(noted(&with_libraries(vec![pip(), whole()], named), "/hpcx/libucp.so.0 does"));
+}
+
+#[test]
+fn a_libucp_that_would_wait_at_each_patched_function_is_told_to_wait_less() {
+    const GRACE: &str = "UCX_MEM_BISTRO_GRACE_DURATION";
+    let told = |told_grace: bool, text: &str| {
+        let mut library = installed("/pip/libucp.so.0", true, false);
+        library.told_grace = told_grace;
+        let plan = with_libraries(vec![library], &format!("{text}ucx: {{nvlink: true}}\n"));
+        plan.workers[0].env.get(GRACE).cloned()
+    };
+    assert_eq!(told(true, "").as_deref(), Some("5ms"));
+    // UCX 1.20 and earlier would warn of it; in another engine's processes others open UCX.
+    assert_eq!(told(false, ""), None);
+    assert_eq!(told(true, "engine: command\n"), None);
+    let mut caller = caller_with(GRACE, "1s");
+    let mut library = installed("/pip/libucp.so.0", true, false);
+    library.told_grace = true;
+    caller.ucx_libraries = Some(vec![library]);
+    let plan = planned_by(&machine("dgx-h100"), &spec(""), &caller).expect("a plan");
+    assert_eq!(plan.workers[0].env.get(GRACE).map(String::as_str), Some("1s"));
 }
 
 #[test]

@@ -174,13 +174,20 @@ fn gpus_of_two_cliques_have_no_nvlink_between_them() {
 
 #[test]
 fn nvlinks_without_peer_access_are_an_error() {
-    let refused = on(H100).described(|it| {
-        it.gpus[0].peers = Some(Vec::new());
-        it.gpus.iter_mut().skip(1).for_each(|gpu| {
-            gpu.peers.get_or_insert_default().retain(|peer| peer.0 != 0);
-        });
-    });
-    refused.finds("nvlink-peers", Error, "GPU0 and GPU1");
+    let refused_of = |state: FabricState| {
+        on(H100).described(|it| {
+            it.gpus[0].peers = Some(Vec::new());
+            it.gpus[0].fabric = fabric(state, 1);
+            it.gpus.iter_mut().skip(1).for_each(|gpu| {
+                gpu.peers.get_or_insert_default().retain(|peer| peer.0 != 0);
+            });
+        })
+    };
+    let own = refused_of(FabricState::Completed).finds("nvlink-peers", Error, "GPU0 and GPU1");
+    assert!(!own.remedy.expect("one").contains("fabric-state"));
+    let unregistered = refused_of(FabricState::InProgress).judged();
+    let follows = unregistered.of("nvlink-peers")[0].remedy.clone().expect("one");
+    assert_eq!(follows, "follows from fabric-state: mend that first");
     let untold = on(H100).described(|it| it.gpus.iter_mut().for_each(|gpu| gpu.peers = None));
     untold.finds("nvlink-peers", CannotTell, "28 pairs");
 }

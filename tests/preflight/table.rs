@@ -429,3 +429,21 @@ fn no_check_is_left_out() {
     assert_eq!(once, judged);
     assert_eq!(once.len(), tested.len(), "each once");
 }
+
+#[test]
+fn a_small_place_for_shared_memory_and_a_full_one_are_two_things() {
+    let recorded = on("dgx-h100").recorded();
+    let of = |free_bytes, total_bytes| {
+        let said = recorded.judged(&[], |it| {
+            let room = Room { free_bytes, total_bytes, read_only: false };
+            it.evidence.system.shared_memory = Look::Seen(room);
+        });
+        let [one] = said.of("shared-memory")[..] else { panic!("{said:#?}") };
+        (one.severity, one.text.clone())
+    };
+    let small = (Severity::Warning, "/dev/shm has only 64.0 MiB".to_owned());
+    assert_eq!(of(60 << 20, 64 << 20), small);
+    let full = "/dev/shm is nearly full: 1.0 MiB of 1.0 GiB are free";
+    assert_eq!(of(1 << 20, GIB), (Severity::Warning, full.to_owned()));
+    assert_eq!(of(GIB / 2, GIB).0, Severity::Ok);
+}

@@ -1,6 +1,7 @@
 //! What `doctor` tries: each check on a machine where it is well and on one where it is not.
 //!
-//! CUDA itself is tried in `tests/cluster/first_day.rs`, with a driver.
+//! Two checks only inform, and have no bad side: `ucx-installed`, which lists, and `containment`,
+//! both of whose ways keep a cluster together. CUDA itself is tried in `tests/cluster/first_day.rs`, with a driver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,6 +9,10 @@ use std::path::Path;
 
 use cuda_cluster::preflight::Severity::{self, Error, Note, Ok as Well, Warning};
 use cuda_cluster::preflight::checks;
+use nix::libc;
+use seccompiler::{
+    SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 
 use crate::fake_machine::ucx;
 use crate::machine::{Place, Said, on};
@@ -115,11 +120,58 @@ fn libraries_of_ucx_are_opened_listed_and_missed() {
     assert!(opened(on("dgx-h100")).doctor().of("ucx-registration-cache").is_empty());
 }
 
+/// What `doctor` says on a thread of its own, which `prepare` has put into a sandbox: its processes
+/// are in it, too, and this test's others are not.
+fn sandboxed(prepare: impl FnOnce() -> Option<()> + Send) -> Option<Said> {
+    let inside = || prepare().map(|()| on("dgx-h100").doctor());
+    std::thread::scope(|scope| scope.spawn(inside).join().expect("doctor answers"))
+}
+
 #[test]
-fn what_this_process_may_do_is_tried() {
-    let said = on("dgx-h100").doctor();
-    says(&said, "other-users", Well, "not end them");
-    assert_eq!(only(&said, "containment").0, Well);
+fn an_end_by_other_users_is_told_where_a_sandbox_forbids_to_filter_sockets() {
+    says(&on("dgx-h100").doctor(), "other-users", Well, "not end them");
+    let said = sandboxed(|| seccompiler::apply_filter(&no_filters_of_sockets()).ok());
+    let said = said.expect("a filter of its own calls needs no rights");
+    says(&said, "other-users", Warning, "with an empty datagram");
+    assert!(
+        said.of("other-users")[0].remedy.as_ref().is_some_and(|it| !it.is_empty()),
+        "{said:#?}"
+    );
+}
+
+/// Refuses `setsockopt(…, SO_ATTACH_FILTER, …)` as a container's profile would.
+fn no_filters_of_sockets() -> seccompiler::BpfProgram {
+    let attach = u64::try_from(libc::SO_ATTACH_FILTER).expect("positive");
+    let (length, equal) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
+    let option = SeccompCondition::new(2, length, equal, attach).expect("the third argument");
+    let rule = SeccompRule::new(vec![option]).expect("a condition");
+    let refused = SeccompAction::Errno(u32::try_from(libc::EPERM).expect("positive"));
+    let arch = std::env::consts::ARCH.try_into().expect("an architecture that seccomp knows");
+    let rules = [(libc::SYS_setsockopt, vec![rule])].into();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).expect("rules");
+    filter.try_into().expect("a program")
+}
+
+/// Either way keeps a cluster together, so neither is bad; which one it is must be true.
+#[test]
+fn how_processes_are_kept_together_is_what_was_found() {
+    let hidden = sandboxed(|| {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).ok()?;
+        let mount = |arguments: &[&str]| {
+            let done = std::process::Command::new("mount").args(arguments).status().ok()?;
+            done.success().then_some(())
+        };
+        mount(&["--make-rprivate", "/"])?;
+        mount(&["-t", "tmpfs", "none", "/sys/fs/cgroup"])
+    });
+    let Some(hidden) = hidden else {
+        return skip("root", "how processes are kept together: nothing can be mounted here");
+    };
+    says(&hidden, "containment", Well, "process groups and a subreaper (no control group: ");
+    let (severity, text) = only(&on("dgx-h100").doctor(), "containment");
+    assert_eq!(severity, Well);
+    let without = text.starts_with("process groups and a subreaper (no control group: ");
+    assert!(without || text == "a control group with cgroup.kill", "{text}");
 }
 
 #[test]

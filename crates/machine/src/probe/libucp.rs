@@ -93,9 +93,17 @@ pub(super) fn installed(
         let mut ucx = InstalledUcx::new(text, whose);
         ucx.cuda = brings("libuct_cuda.so");
         ucx.verbs = brings("libuct_ib.so");
+        // Reading it takes a millisecond, and without CUDA nobody chooses it.
+        ucx.told_grace = ucx.cuda && is_told_grace(&directory);
         found.push(ucx);
     }
     found
+}
+
+/// Whether UCX has the variable: its names are text in the library of its services.
+fn is_told_grace(directory: &Path) -> bool {
+    let Ok(library) = std::fs::read(directory.join("libucs.so.0")) else { return false };
+    memchr::memmem::find(&library, b"BISTRO_GRACE_DURATION").is_some()
 }
 
 /// UCX's transports beyond shared memory and TCP are modules beside the library.
@@ -229,6 +237,13 @@ mod tests {
         assert_eq!((found[0].cuda, found[0].verbs), (true, false));
         assert_eq!((found[1].cuda, found[1].verbs), (false, true));
         assert_eq!(found[1].whose, "HPC-X");
+        assert!(!found[0].told_grace, "it has no libucs that knows the variable");
+        let services = root.path().join(packages).join("libucs.so.0");
+        std::fs::write(services, "\0BISTRO_GRACE_DURATION\0").expect("written");
+        let environment = root.path().join("venv");
+        let found =
+            installed(None, |name| (name == "VIRTUAL_ENV").then(|| environment.clone().into()));
+        assert!(found[0].told_grace);
     }
 
     #[test]

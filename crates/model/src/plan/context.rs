@@ -63,6 +63,9 @@ pub struct InstalledUcx {
     pub cuda: bool,
     /// Whether it comes with transports for InfiniBand and RoCE (verbs).
     pub verbs: bool,
+    /// Whether it can be told how long to wait at each function whose code it changes (UCX 1.21 and
+    /// later: `UCX_MEM_BISTRO_GRACE_DURATION`; others warn of a variable that they do not know).
+    pub told_grace: bool,
 }
 
 /// A network interface of the machine.
@@ -80,7 +83,8 @@ pub struct Interface {
 impl InstalledUcx {
     /// The libucp in a file, with neither CUDA's nor InfiniBand's transports.
     pub fn new(path: impl Into<String>, whose: impl Into<String>) -> Self {
-        Self { path: path.into(), whose: whose.into(), cuda: false, verbs: false }
+        let (path, whose) = (path.into(), whose.into());
+        Self { path, whose, cuda: false, verbs: false, told_grace: false }
     }
 }
 

@@ -22,6 +22,10 @@ const LOADER: &str = "LD_LIBRARY_PATH";
 /// Makes PyPI's `libucx` load the system's libucp instead of its own.
 const PREFER_SYSTEM: &str = "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY";
 
+/// How long UCX waits at each function whose code it changes, for threads that are within its first
+/// bytes (`ucm/bistro/bistro.c`).
+const GRACE: &str = "UCX_MEM_BISTRO_GRACE_DURATION";
+
 /// The key of the choice among a plan's reasons.
 const CHOICE: &str = "ucx.library";
 
@@ -91,15 +95,20 @@ fn automatic(situation: &Situation<'_>, variables: &mut Variables, asked: bool) 
     point_at(situation, variables, &best.path, &reason, &others);
 }
 
-/// Notes that InfiniBand is requested but the libucp has no transports for it.
-fn without_verbs(situation: &Situation<'_>, variables: &mut Variables, path: &str) {
+/// The installed library that a path names: the file, its directory, or its installation.
+fn named<'a>(situation: &Situation<'a>, path: &str) -> Option<&'a InstalledUcx> {
     let installed = situation.caller.ucx_libraries.as_deref().unwrap_or_default();
-    let within = |library: &&InstalledUcx| {
+    installed.iter().find(|library| {
         let inside = library.path.strip_prefix(path.trim_end_matches('/'));
         inside.is_some_and(|rest| ["", "/libucp.so.0", "/lib/libucp.so.0"].contains(&rest))
-    };
-    let lacks = installed.iter().find(within).is_some_and(|library| !library.verbs);
+    })
+}
+
+/// Notes that InfiniBand is requested but the libucp has no transports for it.
+fn without_verbs(situation: &Situation<'_>, variables: &mut Variables, path: &str) {
+    let lacks = named(situation, path).is_some_and(|library| !library.verbs);
     if situation.spec.ucx.infiniband == Some(true) && lacks {
+        let installed = situation.caller.ucx_libraries.as_deref().unwrap_or_default();
         let others: Vec<&str> = installed
             .iter()
             .filter(|library| library.verbs && (library.cuda || !situation.gpus))
@@ -138,6 +147,11 @@ fn point_at(
     });
     if situation.engine == EngineKind::Native {
         variables.env.insert(LIBRARY_VARIABLE.to_owned(), path.to_owned());
+        if named(situation, path).is_some_and(|library| library.told_grace) {
+            let reason = "UCX waits this long at each of some 24 functions that it changes as a \
+                          worker starts; as UCX 1.20 did, instead of 50 ms";
+            variables.set(GRACE, "5ms", reason);
+        }
         return;
     }
     let places = match path.rsplit_once('/') {
