@@ -144,6 +144,7 @@ impl LinksArguments {
             host_sizes: sizes.clone(),
             device_sizes: sizes,
             together,
+            lanes_of_all: false,
             ..wanted
         };
         let (mut signals, mut outcome) = (Signals::new()?, Outcome::of(subject));

@@ -70,6 +70,16 @@ impl Measuring {
         Self { bar }
     }
 
+    /// Whether anybody sees it.
+    pub(super) fn is_seen(&self) -> bool {
+        !self.bar.is_hidden()
+    }
+
+    /// Shows that the rest is looked at, but not measured.
+    pub(super) fn hurry(&self) {
+        self.bar.set_message("the time is over: looking at the lanes of the others");
+    }
+
     /// Shows the connections being measured.
     pub(super) fn show(&self, ways: &[(String, String)]) {
         let names: Vec<String> =

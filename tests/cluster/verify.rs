@@ -105,6 +105,48 @@ fn a_cluster_that_falls_back_to_tcp_is_taken_down_with_exit_code_4() {
 }
 
 #[test]
+fn pairs_for_which_the_time_does_not_suffice_are_told_and_their_lanes_judged() {
+    let sandbox = Sandbox::new();
+    let four = |name: &str, variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        command.args(["up", "--name", name, "--topology", "dgx-h100", "--simulate", "--detach"]);
+        command.args(["--n-workers", "4"]).envs(variables.iter().copied());
+        let said = sandbox.spawn_program(command).wait();
+        assert_eq!(said.code, 0, "{said}");
+    };
+    let pairs = |said: &Said| -> Vec<Value> {
+        let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+        document["pairs"].as_array().expect("pairs").clone()
+    };
+    let figures = |pairs: &[Value]| pairs.iter().filter(|pair| !pair["gb_per_s"].is_null()).count();
+    four("hasty", &[]);
+    let said = sandbox.run(&["verify", "hasty", "--within", "1ms", "-o", "json"]);
+    assert_eq!(said.code, 0, "{said}");
+    let all = pairs(&said);
+    assert_eq!((all.len(), figures(&all)), (12, 1), "{said}");
+    assert!(all.iter().all(|pair| pair["lanes"].to_string().contains("cma/memory")), "{said}");
+    assert!(said.stderr.contains("11 pairs have no figure, because 1ms were over"), "{said}");
+    let whole = sandbox.run(&["verify", "hasty", "--all", "--rounds", "1", "-o", "json"]);
+    assert_eq!((pairs(&whole).len(), figures(&pairs(&whole))), (12, 12), "{whole}");
+    assert!(!whole.stderr.contains("no figure"), "{whole}");
+    let links = ["bench", "links", "hasty", "--within", "1ms", "--size", "8", "-o", "json"];
+    let links = sandbox.run(&links);
+    assert_eq!((links.code, pairs(&links).len()), (0, 1), "{links}");
+    assert!(links.stderr.contains("11 pairs have no figure"), "{links}");
+    assert_eq!(sandbox.run(&["down", "hasty"]).code, 0);
+
+    four("tcp", &[("UCX_TLS", "tcp,self")]);
+    let said = sandbox.run(&["verify", "tcp", "--within", "1ms", "-o", "json"]);
+    let downgraded =
+        |pair: &Value| pair["verdict"].to_string().contains("downgraded: shared memory");
+    let all = pairs(&said);
+    assert_eq!((said.code, all.len(), figures(&all)), (4, 12, 1), "{said}");
+    assert!(all.iter().all(downgraded), "{said}");
+    assert_eq!(sandbox.run(&["down", "tcp"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_cluster_that_nobody_verifies_any_more_goes() {
     let sandbox = Sandbox::new();
     let mut up =

@@ -22,8 +22,8 @@ use crate::probe::ProbeError;
 use crate::units::Span;
 pub(super) use outcome::{Form, Outcome};
 
-/// A measurement that may take this long is announced.
-const LONG: Duration = Duration::from_secs(60);
+/// A measurement that may take this long is announced, unless there is a progress bar.
+const LONG: Duration = Duration::from_secs(10);
 
 /// What to measure: connections and kinds of memory.
 #[derive(Args, Clone, Debug)]
@@ -49,6 +49,13 @@ pub(super) struct Ways {
     /// Time limit per connection and size; slow lanes get fewer measurements
     #[arg(long, default_value_t = Span(measure::BUDGET), value_name = "SPAN")]
     budget: Span,
+    /// Time limit for all connections: near and distant peers of all workers come first, and what
+    /// is left out is said ('verify' still looks at its lanes)
+    #[arg(long, default_value_t = Span(measure::WITHIN), value_name = "SPAN")]
+    within: Span,
+    /// Measure every connection, however long it takes
+    #[arg(long, conflicts_with = "within")]
+    all: bool,
     /// CPUs for the native engine's UCX threads of sender and receiver, such as 0,1
     /// [default: for latencies two different ones of theirs, otherwise all of theirs]
     #[arg(long, value_name = "CPU,CPU", value_parser = parse_cpus)]
@@ -103,6 +110,7 @@ impl Ways {
             rounds: self.rounds,
             budget: self.budget.0,
             pin: self.pin,
+            within: (!self.all).then_some(self.within.0),
             ..Wanted::verification(subject)
         })
     }
@@ -119,21 +127,30 @@ pub(super) async fn measured(
     let mut progress = None;
     let mut tell = |step: Step<'_>| match (step, &progress) {
         (Step::Begins { measurements, longest }, _) => {
-            if longest >= LONG && !quiet {
-                output::note(&format!(
-                    "{measurements} measurements may take {} with a budget of {} each, and longer \
-                     over slow lanes; --budget, --from and --to shorten this",
-                    Span(longest),
-                    Span(wanted.budget)
-                ));
+            let bar = Measuring::new(measurements as u64, quiet);
+            if longest >= LONG && !quiet && !bar.is_seen() {
+                let at_most = Span(longest);
+                let text = format!("{measurements} measurements, which may take {at_most}");
+                output::note(&text);
             }
-            progress = Some(Measuring::new(measurements as u64, quiet));
+            progress = Some(bar);
         }
         (Step::Measures(ways), Some(progress)) => progress.show(ways),
         (Step::Done(ways), Some(progress)) => progress.done(ways as u64),
-        (Step::Measures(_) | Step::Done(_), None) => {}
+        (Step::Hurries, Some(progress)) => progress.hurry(),
+        (Step::Measures(_) | Step::Done(_) | Step::Hurries, None) => {}
     };
-    wanted.measure(subject, &mut tell, &mut outcome.measured).await.map_err(unmeasured)
+    let done = wanted.measure(subject, &mut tell, &mut outcome.measured).await;
+    done.map_err(unmeasured)?;
+    let left_out = outcome.measured.left_out;
+    if let Some(within) = wanted.within.filter(|_| left_out > 0) {
+        let rest = if wanted.lanes_of_all { ": only their lanes were looked at" } else { "" };
+        outcome.measured.notes.push(format!(
+            "{left_out} pairs have no figure, because {} were over{rest}; --all measures every one",
+            Span(within)
+        ));
+    }
+    Ok(())
 }
 
 /// Why a cluster can't be measured.

@@ -2,26 +2,29 @@
 //!
 //! Does not judge the figures; `wire::links` does. Its callers show them.
 //!
-//! *Invariant:* only measurements that were asked to run together overlap; all others run one
-//! after another, so that none slows another one down.
+//! *Invariant:* measurements overlap only if that was asked for, or if they have nothing in common
+//! (see `order`), so that none slows another one down.
 
 mod error;
 mod meter;
+mod order;
 mod subject;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Handle;
+use cuda_cluster_model::cpuset::CpuSet;
 use cuda_cluster_model::plan::Plan;
 use cuda_cluster_supervise::{ProcessPhase, ProcessState};
 use cuda_cluster_wire::links::trials::{self, Measures as _};
-use cuda_cluster_wire::links::{self, Background, Figure, Measured, Pair};
+use cuda_cluster_wire::links::{self, Background, Expected, Figure, Figures, Measured, Pair};
 use cuda_cluster_wire::native::Measurement;
 use cuda_cluster_wire::peer::MemoryKind;
 use cuda_cluster_wire::status::MissingPort;
 pub use error::MeasureError;
 use meter::Meter;
+use order::Need;
 pub use subject::Subject;
 
 /// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
@@ -37,6 +40,13 @@ pub const ROUNDS: u32 = 7;
 /// Time for each connection and size, unless another one is asked for.
 pub const BUDGET: Duration = Duration::from_secs(1);
 
+/// Connections whose lanes are looked at together.
+const GLIMPSES: usize = 16;
+
+/// Time for all figures, unless another one is asked for. The lanes of the other connections take a
+/// few milliseconds each.
+pub const WITHIN: Duration = Duration::from_secs(20);
+
 /// An ordered pair of workers: sender and receiver.
 pub type Way = (String, String);
 
@@ -48,6 +58,8 @@ pub struct Verification {
     pub pairs: Vec<Pair>,
     /// What was not measured, and why.
     pub notes: Vec<String>,
+    /// Pairs for whose figures the time did not suffice, counted once for each kind of memory.
+    pub left_out: usize,
 }
 
 impl Verification {
@@ -71,7 +83,7 @@ pub enum Memory {
 /// Which measurements run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Together {
-    /// One connection at a time.
+    /// One connection at a time, and others that cannot disturb it.
     None,
     /// Both directions of a pair.
     BothWays,
@@ -103,6 +115,10 @@ pub struct Wanted {
     pub pin: Option<(u32, u32)>,
     /// What runs at the same time.
     pub together: Together,
+    /// Time for all of it; `None`: as long as it takes.
+    pub within: Option<Duration>,
+    /// Whether connections for whose figures this time does not suffice are asked for their lanes.
+    pub lanes_of_all: bool,
 }
 
 /// How far a measurement is.
@@ -119,6 +135,8 @@ pub enum Step<'a> {
     Measures(&'a [Way]),
     /// So many measurements are done.
     Done(usize),
+    /// The time is over: of the other connections only the lanes are looked at, or nothing.
+    Hurries,
 }
 
 impl Handle {
@@ -144,8 +162,10 @@ impl Handle {
 /// The connections of one kind of memory.
 struct Round<'a> {
     memory: MemoryKind,
-    ways: Vec<Way>,
+    passes: Vec<Vec<Way>>,
     sizes: &'a [u64],
+    /// Connections without figures.
+    left_out: Vec<Way>,
 }
 
 impl Wanted {
@@ -163,6 +183,8 @@ impl Wanted {
             budget: BUDGET,
             pin: None,
             together: Together::None,
+            within: Some(WITHIN),
+            lanes_of_all: true,
         }
     }
 
@@ -178,10 +200,17 @@ impl Wanted {
         verification: &mut Verification,
     ) -> Result<(), MeasureError> {
         let ways = self.ordered_pairs(&subject.plan)?;
-        tokio::select! {
+        let measured = tokio::select! {
             measured = self.measure_these(&ways, subject, tell, verification) => measured,
             error = subject.not_answering(&ways) => Err(error),
-        }
+        };
+        // They are measured in another order than they are read in.
+        let sizes = |pair: &Pair| (pair.memory == MemoryKind::Device, pair.size_bytes);
+        let place: BTreeMap<&Way, usize> =
+            ways.iter().enumerate().map(|(at, way)| (way, at)).collect();
+        let at = |pair: &Pair| place.get(&(pair.from.clone(), pair.to.clone())).copied();
+        verification.pairs.sort_by_cached_key(|pair| (sizes(pair), at(pair)));
+        measured
     }
 
     async fn measure_these(
@@ -193,32 +222,39 @@ impl Wanted {
     ) -> Result<(), MeasureError> {
         let workers = subject.settled(ways).await?;
         let ways = self.of_started(ways, &workers);
-        let mut meter = Meter::connect(&subject.root, &subject.plan).await?;
-        let rounds = self.rounds(subject, &ways, &mut meter, verification).await;
-        tell(self.beginning(&rounds));
+        let meter = Meter::connect(&subject.root, &subject.plan).await?;
         let missing_ports: BTreeMap<String, Vec<MissingPort>> = workers
             .iter()
             .map(|worker| (worker.name.clone(), worker.missing_ports.clone()))
             .collect();
-        for Round { memory, ways, sizes } in rounds {
-            let latencies = self.latencies(&mut meter, &workers, &ways, memory, tell).await?;
-            let background = Background {
-                plan: &subject.plan,
-                machine: subject.machine.as_ref(),
-                latencies: &latencies,
-                missing_ports: &missing_ports,
-                alone: self.together == Together::None,
-            };
-            for &size in sizes {
-                for group in groups(&ways, self.together) {
-                    tell(Step::Measures(&group));
-                    let streams = self.streams(&group, memory, size);
-                    let streams = trials::fitted(&mut meter, streams, self.budget).await?;
-                    let within = trials::patience(&streams, self.budget);
-                    let results = meter.measure(&streams, within).await?;
-                    verification.pairs.extend(rows(background, &streams, &results));
-                    tell(Step::Done(group.len()));
+        let mut work = Work { wanted: self, subject, workers: &workers, meter, missing_ports };
+        let mut rounds = self.rounds(subject, &ways, &mut work.meter, verification).await;
+        tell(self.beginning(&rounds));
+        let begun = Instant::now();
+        let is_over = |verification: &Verification| {
+            let is_over = self.within.is_some_and(|within| begun.elapsed() >= within);
+            is_over && !verification.pairs.is_empty()
+        };
+        // Each pass in each kind of memory, so that none is left out before the others.
+        let longest = rounds.iter().map(|round| round.passes.len()).max().unwrap_or_default();
+        for at in 0..longest {
+            for round in &mut rounds {
+                let Some(pass) = round.passes.get(at) else { continue };
+                let need = |way: &Way| work.need(way, round.memory);
+                for group in order::groups(pass, self.together, need) {
+                    if is_over(verification) {
+                        round.left_out.extend(group);
+                    } else {
+                        work.measure(round, &group, tell, verification).await?;
+                    }
                 }
+            }
+        }
+        verification.left_out = rounds.iter().map(|round| round.left_out.len()).sum();
+        if verification.left_out > 0 && self.lanes_of_all {
+            tell(Step::Hurries);
+            for round in &rounds {
+                work.glimpse(round, verification).await?;
             }
         }
         Ok(())
@@ -233,10 +269,15 @@ impl Wanted {
         meter: &mut Meter,
         verification: &mut Verification,
     ) -> Vec<Round<'_>> {
-        let round = |memory, sizes| Round {
-            memory,
-            ways: self.with_memory(&subject.plan, ways, memory),
-            sizes,
+        let names: Vec<&str> =
+            subject.plan.workers.iter().map(|worker| worker.name.as_str()).collect();
+        let round = |memory, sizes| {
+            let ways = self.with_memory(&subject.plan, ways, memory);
+            let passes = match self.together {
+                Together::None => order::passes(&ways, &names),
+                _ => vec![ways],
+            };
+            Round { memory, passes, sizes, left_out: Vec::new() }
         };
         let host = || round(MemoryKind::Host, &self.host_sizes[..]);
         let device = round(MemoryKind::Device, &self.device_sizes[..]);
@@ -246,7 +287,7 @@ impl Wanted {
             Memory::Both => {}
         }
         if self.memory.is_none()
-            && let Some((_, receiver)) = device.ways.first()
+            && let Some((_, receiver)) = device.passes.iter().flatten().next()
             && let Some(why) = meter.without_device_memory(receiver).await
         {
             let note = format!("device memory was not measured: {receiver}: {why}");
@@ -257,17 +298,11 @@ impl Wanted {
     }
 
     fn beginning(&self, rounds: &[Round<'_>]) -> Step<'static> {
-        let pings = |ways: usize| if self.latencies { ways } else { 0 };
-        let count = |round: &Round<'_>, streams: usize| {
-            pings(round.ways.len()) + streams * round.sizes.len()
-        };
-        let one_by_one: usize =
-            rounds.iter().map(|round| count(round, groups(&round.ways, self.together).len())).sum();
-        let one_by_one = u32::try_from(one_by_one).unwrap_or(u32::MAX);
-        Step::Begins {
-            measurements: rounds.iter().map(|round| count(round, round.ways.len())).sum(),
-            longest: self.budget.saturating_mul(one_by_one),
-        }
+        let of_each = |round: &Round<'_>| usize::from(self.latencies) + round.sizes.len();
+        let ways = |round: &Round<'_>| round.passes.iter().map(Vec::len).sum::<usize>();
+        let measurements = rounds.iter().map(|round| of_each(round) * ways(round)).sum();
+        let all = self.budget.saturating_mul(u32::try_from(measurements).unwrap_or(u32::MAX));
+        Step::Begins { measurements, longest: self.within.map_or(all, |within| all.min(within)) }
     }
 
     /// The ordered pairs that were requested.
@@ -330,50 +365,128 @@ impl Wanted {
         }
         streams
     }
+}
 
-    async fn latencies(
+/// What is measured, with whom, and how it is judged.
+struct Work<'a> {
+    wanted: &'a Wanted,
+    subject: &'a Subject,
+    workers: &'a [ProcessState],
+    meter: Meter,
+    missing_ports: BTreeMap<String, Vec<MissingPort>>,
+}
+
+impl Work<'_> {
+    /// What a connection has to itself while it is measured.
+    fn need(&self, (from, to): &Way, memory: MemoryKind) -> Need {
+        let Subject { plan, machine, .. } = self.subject;
+        if memory == MemoryKind::Host {
+            let ends = (self.cpus_of(from), self.cpus_of(to));
+            return match ends {
+                (Some(from), Some(to)) => Need::Cores([from.clone(), to.clone()]),
+                _ => Need::Everything,
+            };
+        }
+        let gpu = |name: &str| {
+            let worker = plan.workers.iter().find(|worker| worker.name == name)?;
+            worker.gpu.as_ref().map(|gpu| gpu.index.0)
+        };
+        let expected = Expected::of(plan, machine.as_ref(), [from, to], memory, links::PING_BYTES);
+        let link = links::limit(machine.as_ref(), plan, from, to, memory).map(|limit| limit.link);
+        match (gpu(from), gpu(to), link) {
+            // Each GPU's NVLinks are its own, to a peer and to a switch.
+            (Some(from), Some(to), Some(link))
+                if from != to && expected == Expected::CudaIpc && link.starts_with("NV") =>
+            {
+                Need::Gpus([from, to])
+            }
+            _ => Need::Everything,
+        }
+    }
+
+    fn cpus_of(&self, name: &str) -> Option<&CpuSet> {
+        self.workers.iter().find(|worker| worker.name == name)?.cpus.as_ref()
+    }
+
+    /// The figures of the connections of a group, at each size.
+    async fn measure(
+        &mut self,
+        round: &Round<'_>,
+        group: &[Way],
+        tell: &mut (dyn FnMut(Step<'_>) + Send),
+        verification: &mut Verification,
+    ) -> Result<(), MeasureError> {
+        let budget = self.wanted.budget;
+        let latencies = self.latencies(group, round.memory, tell).await?;
+        for &size in round.sizes {
+            tell(Step::Measures(group));
+            let streams = self.wanted.streams(group, round.memory, size);
+            let streams = trials::fitted(&mut self.meter, streams, budget).await?;
+            let results = self.meter.measure(&streams, trials::patience(&streams, budget)).await?;
+            let figures = match self.wanted.together {
+                Together::None => Figures::Alone,
+                _ => Figures::Beside,
+            };
+            verification.pairs.extend(self.rows(figures, &latencies, &streams, &results));
+            tell(Step::Done(group.len()));
+        }
+        Ok(())
+    }
+
+    /// The lanes of the connections without figures.
+    async fn glimpse(
+        &mut self,
+        round: &Round<'_>,
+        verification: &mut Verification,
+    ) -> Result<(), MeasureError> {
+        let Some(&size) = round.sizes.first() else { return Ok(()) };
+        for group in round.left_out.chunks(GLIMPSES) {
+            let glimpse = |(from, to): &Way| links::glimpse(from, to, round.memory, size);
+            let streams: Vec<Measurement> = group.iter().map(glimpse).collect();
+            let within = trials::patience(&streams, self.wanted.budget);
+            let results = self.meter.measure(&streams, within).await?;
+            let none = BTreeMap::new();
+            verification.pairs.extend(self.rows(Figures::Ignored, &none, &streams, &results));
+        }
+        Ok(())
+    }
+
+    fn rows(
         &self,
-        meter: &mut Meter,
-        workers: &[ProcessState],
-        ways: &[Way],
+        figures: Figures,
+        latencies: &BTreeMap<Way, Figure>,
+        streams: &[Measurement],
+        results: &[Measured],
+    ) -> Vec<Pair> {
+        let Subject { plan, machine, .. } = self.subject;
+        let (machine, missing_ports) = (machine.as_ref(), &self.missing_ports);
+        rows(Background { plan, machine, latencies, missing_ports, figures }, streams, results)
+    }
+
+    /// Latencies, one after another, because each needs two cores for itself.
+    async fn latencies(
+        &mut self,
+        group: &[Way],
         memory: MemoryKind,
         tell: &mut (dyn FnMut(Step<'_>) + Send),
     ) -> Result<BTreeMap<Way, Figure>, MeasureError> {
         let mut latencies = BTreeMap::new();
-        for way in ways.iter().filter(|_| self.latencies) {
+        let budget = self.wanted.budget;
+        for way in group.iter().filter(|_| self.wanted.latencies) {
             tell(Step::Measures(std::slice::from_ref(way)));
             let (from, to) = way;
-            let cpus =
-                |name: &String| workers.iter().find(|worker| worker.name == *name)?.cpus.as_ref();
-            let apart = || links::cpus_apart(cpus(from)?, cpus(to)?);
-            let ping = links::ping(from, to, memory);
-            let ping = meter.ping(Measurement { cpus: self.pin.or_else(apart), ..ping });
-            let ping = trials::fitted(meter, vec![ping], self.budget).await?;
-            let within = trials::patience(&ping, self.budget);
-            for Measured { result, .. } in meter.measure(&ping, within).await? {
+            let apart = || links::cpus_apart(self.cpus_of(from)?, self.cpus_of(to)?);
+            let cpus = self.wanted.pin.or_else(apart);
+            let ping = self.meter.ping(Measurement { cpus, ..links::ping(from, to, memory) });
+            let ping = trials::fitted(&mut self.meter, vec![ping], budget).await?;
+            let within = trials::patience(&ping, budget);
+            for Measured { result, .. } in self.meter.measure(&ping, within).await? {
                 let latency = result.ok().as_ref().and_then(links::latency);
                 latencies.extend(latency.map(|latency| (way.clone(), latency)));
             }
             tell(Step::Done(1));
         }
         Ok(latencies)
-    }
-}
-
-/// Splits the connections into groups that are measured at the same time.
-fn groups(ways: &[Way], together: Together) -> Vec<Vec<Way>> {
-    match together {
-        Together::All => vec![ways.to_vec()],
-        Together::None => ways.iter().map(|way| vec![way.clone()]).collect(),
-        Together::BothWays => {
-            let back = |(from, to): &Way| (to.clone(), from.clone());
-            let first = |way: &&Way| way.0 < way.1 || !ways.contains(&back(way));
-            let both = |way: &Way| {
-                let pair = [way.clone(), back(way)];
-                pair.into_iter().filter(|way| ways.contains(way)).collect()
-            };
-            ways.iter().filter(first).map(both).collect()
-        }
     }
 }
 

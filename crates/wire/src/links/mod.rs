@@ -126,7 +126,7 @@ pub struct Pair {
     pub expected: Expected,
     /// Bytes of each message.
     pub size_bytes: u64,
-    /// Bandwidth of the median round, in 10⁹ bytes per second.
+    /// Bandwidth of the median round, in 10⁹ bytes per second; `None` if only the lanes were seen.
     pub gb_per_s: Option<f64>,
     /// Bandwidth over all rounds.
     pub mean_gb_per_s: Option<f64>,
@@ -162,6 +162,11 @@ pub fn stream(from: &str, to: &str, memory: MemoryKind, size: u64, rounds: u32) 
         warmup: 2,
         cpus: None,
     }
+}
+
+/// A message that shows the lanes of a connection, and no figure.
+pub fn glimpse(from: &str, to: &str, memory: MemoryKind, size: u64) -> Measurement {
+    Measurement { messages: 1, warmup: 0, ..stream(from, to, memory, size, 1) }
 }
 
 /// A ping-pong of small messages.
@@ -233,13 +238,24 @@ pub struct Background<'a> {
     pub missing_ports: &'a BTreeMap<String, Vec<MissingPort>>,
     /// Latencies by pair, where known.
     pub latencies: &'a BTreeMap<(String, String), Figure>,
-    /// Whether nothing else was measured at the same time, so that a slow figure means a slow link.
-    pub alone: bool,
+    /// What a figure says of its link.
+    pub figures: Figures,
+}
+
+/// What a figure says of its link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// Nothing that shares the link was measured at the same time: a slow figure is a slow link.
+    Alone,
+    /// Others were measured at the same time, too.
+    Beside,
+    /// Nothing: only the lanes were asked for, with too few messages.
+    Ignored,
 }
 
 /// The row for a stream.
 pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Measured) -> Pair {
-    let Background { plan, machine, latencies, alone, missing_ports } = background;
+    let Background { plan, machine, latencies, figures, missing_ports } = background;
     let Measurement { from, to, memory, size, .. } = measurement;
     let expected = Expected::of(plan, machine, [from, to], *memory, *size);
     let limit = match expected {
@@ -250,12 +266,12 @@ pub fn row(background: Background<'_>, measurement: &Measurement, measured: &Mea
     };
     let (lanes, figure, verdict) = match &measured.result {
         Ok(samples) => {
-            let figure = bandwidth(samples, measurement);
+            let figure = bandwidth(samples, measurement).filter(|_| figures != Figures::Ignored);
             let telling_bytes = match &plan.engine {
                 EnginePlan::Dask(_) => DASK_TELLING_BYTES,
                 _ => TELLING_BYTES,
             };
-            let telling = alone && *size >= telling_bytes;
+            let telling = figures == Figures::Alone && *size >= telling_bytes;
             let verdict = if !expected.is_among(&samples.lanes) {
                 let cause = measured.cause.as_deref();
                 Verdict::Downgraded(expected.downgrade(plan, from, &samples.lanes, cause))
