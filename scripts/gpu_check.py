@@ -327,7 +327,7 @@ class Machine:
 
     def links(self, *arguments: str, environment: dict[str, str] | None = None) -> list[dict[str, Any]]:
         done = self.run(
-            "bench", "links", self.name, "--memory", "device", "-o", "json", *arguments, timeout=300
+            "bench", "links", self.name, "--all", "--memory", "device", "-o", "json", *arguments, timeout=300
         )
         try:
             pairs: list[dict[str, Any]] = json.loads(done.stdout)["pairs"]
@@ -437,7 +437,10 @@ def doctor(machine: Machine) -> None:
         raise Failed("; ".join(told))
 
 
-@check("bandwidth", "copies between the host and each GPU, and between GPUs, by the driver alone: bytes and speed")
+@check(
+    "bandwidth",
+    "copies between the host and each GPU, and between GPUs, by the driver alone: bytes and speed",
+)
 def bandwidth(machine: Machine) -> str:
     done = machine.run("doctor", "--bandwidth", "-o", "json", timeout=300)
     rows = json.loads(done.stdout).get("bandwidth", [])

@@ -144,8 +144,8 @@ class Rounds(Machine):
             "transpose": lambda: self.of_share(0.2, check),
             "merge under kills": lambda: self.merge_under_kills(check),
             "spilling": lambda: self.of_share(0.5, check),
-            "bench links": lambda: self.pairs("bench links", "--size", "64KiB,16MiB", *some),
-            "verify": lambda: self.pairs("verify", *some),
+            "bench links": lambda: self.pairs("bench links", "--all", "--size", "64KiB,16MiB", *some),
+            "verify": lambda: self.pairs("verify", "--all", *some),
         }.items():
             begun = time.monotonic()
             try:
