@@ -105,7 +105,9 @@ impl Cluster {
             started: Instant::now(),
         };
         let plan = serde_json::to_string(plan).expect("a plan is JSON");
-        fs::write(cluster.directory.path().join("plan.json"), plan).expect("a file");
+        for file in ["plan.json", "workers-plan.json"] {
+            fs::write(cluster.directory.path().join(file), &plan).expect("a file");
+        }
         cluster.write_secret(&"0123456789abcdef".repeat(4));
         cluster
     }

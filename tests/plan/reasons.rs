@@ -287,3 +287,25 @@ fn dask_forks_unless_it_is_told_to_spawn() {
     assert!(forks("engine: dask\ndask: {start_method: fork}\n"));
     assert!(!forks("engine: dask\ndask: {start_method: spawn}\n"));
 }
+
+#[test]
+fn what_native_workers_read_of_a_plan_has_all_but_the_reasons_and_the_rates() {
+    let whole = made(&machine("dgx-h100"), "workers_per_gpu: 16\n", &caller());
+    let text = |plan: &Plan| serde_json::to_string(plan).expect("JSON");
+    let lean = Plan::parse(&text(&whole.for_native_workers())).expect("a plan");
+    assert!(text(&lean).len() * 5 < text(&whole).len());
+    assert_eq!((lean.workers.len(), &lean.machine), (128, &whole.machine));
+    for (worker, whole) in lean.workers.iter().zip(&whole.workers) {
+        assert!(!whole.why.is_empty() && worker.why.is_empty());
+        let mut again = worker.clone();
+        again.why.clone_from(&whole.why);
+        assert_eq!(again, *whole);
+    }
+    let (EnginePlan::Native(mut lean), EnginePlan::Native(whole)) = (lean.engine, whole.engine)
+    else {
+        panic!("the native engine");
+    };
+    assert!(!whole.gb_per_s.is_empty() && lean.gb_per_s.is_empty());
+    lean.gb_per_s.clone_from(&whole.gb_per_s);
+    assert_eq!(lean, whole);
+}

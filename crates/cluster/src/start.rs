@@ -216,6 +216,10 @@ async fn begin(
     }
     let text = serde_json::to_vec_pretty(plan).map_err(UpError::plan)?;
     directory.write_private(&paths.plan(), &text)?;
+    if let EnginePlan::Native(_) = plan.engine {
+        let text = serde_json::to_vec(&plan.for_native_workers()).map_err(UpError::plan)?;
+        directory.write_private(&paths.workers_plan(), &text)?;
+    }
     if !preflight.is_empty() {
         let text = serde_json::to_vec(preflight).map_err(UpError::plan)?;
         directory.write_private(&paths.preflight(), &text)?;

@@ -26,7 +26,7 @@ use cuda_cluster_wire::status::{
 pub(super) struct LaunchEnvironment {
     /// This process's name.
     pub(super) name: String,
-    /// The plan that it belongs to.
+    /// The plan that it belongs to; for a worker, what workers read of it.
     pub(super) plan: Plan,
     /// The part of the plan that is for this engine.
     pub(super) native: NativePlan,
@@ -37,8 +37,8 @@ pub(super) struct LaunchEnvironment {
 }
 
 impl LaunchEnvironment {
-    /// Reads the environment and the run directory.
-    pub(super) fn read() -> Result<Self, Error> {
+    /// Reads the environment and the run directory, of which `plan` names the file.
+    pub(super) fn read(plan: impl FnOnce(&Paths) -> PathBuf) -> Result<Self, Error> {
         let directory = PathBuf::from(
             std::env::var_os(RUN_DIRECTORY_VARIABLE)
                 .ok_or(Error::Variable { variable: RUN_DIRECTORY_VARIABLE })?,
@@ -46,7 +46,7 @@ impl LaunchEnvironment {
         let name = std::env::var(PROCESS_VARIABLE)
             .map_err(|_| Error::Variable { variable: PROCESS_VARIABLE })?;
         let paths = Paths::at(&directory);
-        let path = paths.plan();
+        let path = plan(&paths);
         let text = fs::read_to_string(&path)
             .map_err(|source| Error::Read { path: path.clone(), source })?;
         let plan = Plan::parse(&text).map_err(|source| Error::Plan { path, source })?;

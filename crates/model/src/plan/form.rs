@@ -78,6 +78,19 @@ impl Plan {
         };
         self.workers.iter().map(occupant).collect()
     }
+
+    /// What each native worker has to know of it: no reasons, no notes, and no rates of links,
+    /// which the scheduler alone weighs. Each of many workers reads it, so it has to be short.
+    pub fn for_native_workers(&self) -> Self {
+        let mut plan = self.clone();
+        plan.workers.iter_mut().for_each(|worker| worker.why.clear());
+        plan.scheduler.iter_mut().for_each(|scheduler| scheduler.why.clear());
+        plan.notes.clear();
+        if let EnginePlan::Native(native) = &mut plan.engine {
+            native.gb_per_s.clear();
+        }
+        plan
+    }
 }
 
 /// What a plan says of its machine; the topology is not in it.

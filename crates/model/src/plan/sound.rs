@@ -53,6 +53,12 @@ impl Plan {
         if has_one && self.scheduler.is_none() {
             return Err(Unsound::NoScheduler { engine: self.engine.kind() });
         }
+        let text = serde_json::to_string(self)
+            .unwrap_or_else(|error| panic!("a plan has a JSON form: {error}"));
+        // As JSON writes a NUL byte. Where it is takes far longer to find than that it is not there.
+        if !text.contains("\\u0000") {
+            return Ok(());
+        }
         let value = serde_json::to_value(self)
             .unwrap_or_else(|error| panic!("a plan has a JSON form: {error}"));
         spec::each_text("", &value, &|key, text| match text.contains('\0') {

@@ -23,6 +23,7 @@ use crate::listener::Listener;
 use crate::process::{LaunchEnvironment, StatusPipe, log_to_standard_error};
 use crate::tasks::service::TaskService;
 use cuda_cluster_machine::os::event_loop;
+use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::{FRAME_LIMIT, encode};
@@ -58,7 +59,7 @@ pub fn main() -> Result<(), Error> {
 }
 
 fn start(status: &mut StatusPipe) -> Result<(), Error> {
-    let launch = LaunchEnvironment::read()?;
+    let launch = LaunchEnvironment::read(Paths::plan)?;
     let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread())
         .map_err(|source| Error::System { action: "start the event loop", source })?;
     runtime.block_on(run(launch, status))

@@ -24,6 +24,7 @@ use crate::process::{LaunchEnvironment, StatusPipe, log_to_standard_error, rando
 use cuda_cluster_data::cuda::{Device, PoolUse, Sizes};
 use cuda_cluster_data::memory::spare;
 use cuda_cluster_data::ucx::{LIBRARY_VARIABLE, environment};
+use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_machine::os::{event_loop, memory};
 use cuda_cluster_machine::probe::check_port;
 use cuda_cluster_model::ids::SCHEDULER;
@@ -82,7 +83,7 @@ pub fn main(registry: Registry) -> Result<(), Error> {
 }
 
 fn start(registry: Registry, status: &mut StatusPipe) -> Result<(), Error> {
-    let launch = LaunchEnvironment::read()?;
+    let launch = LaunchEnvironment::read(Paths::workers_plan)?;
     environment::set_defaults(&environment::defaults(mapped_by_each(&launch.plan)))?;
     let worker = launch.plan.workers.iter().find(|worker| worker.name == launch.name);
     let limit = worker.and_then(|worker| worker.memory_limit_bytes).unwrap_or(UNLIMITED);

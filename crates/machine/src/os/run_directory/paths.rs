@@ -20,6 +20,7 @@ use cuda_cluster_model::ids::{CONTROL, ClusterName};
 use cuda_cluster_wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
+const WORKERS_PLAN: &str = "workers-plan.json";
 const TOPOLOGY: &str = "topology.json";
 const PREFLIGHT: &str = "preflight.json";
 const SECRET: &str = "secret";
@@ -82,6 +83,11 @@ impl Paths {
     /// The plan, as JSON.
     pub fn plan(&self) -> PathBuf {
         self.root.join(PLAN)
+    }
+
+    /// What native workers read of the plan, as JSON.
+    pub fn workers_plan(&self) -> PathBuf {
+        self.root.join(WORKERS_PLAN)
     }
 
     /// The machine that was planned for, as JSON.
