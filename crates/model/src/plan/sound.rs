@@ -55,7 +55,7 @@ impl Plan {
         }
         let text = serde_json::to_string(self)
             .unwrap_or_else(|error| panic!("a plan has a JSON form: {error}"));
-        // As JSON writes a NUL byte. Where it is takes far longer to find than that it is not there.
+        // As JSON writes a NUL byte. To find where it is takes far longer than that there is none.
         if !text.contains("\\u0000") {
             return Ok(());
         }
