@@ -230,6 +230,8 @@ impl Wanted {
         let mut work = Work { wanted: self, subject, workers: &workers, meter, missing_ports };
         let mut rounds = self.rounds(subject, &ways, &mut work.meter, verification).await;
         tell(self.beginning(&rounds));
+        // Heeds the control group of this program, which is usually the cluster's.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let begun = Instant::now();
         let is_over = |verification: &Verification| {
             let is_over = self.within.is_some_and(|within| begun.elapsed() >= within);
@@ -241,7 +243,7 @@ impl Wanted {
             for round in &mut rounds {
                 let Some(pass) = round.passes.get(at) else { continue };
                 let need = |way: &Way| work.need(way, round.memory);
-                for group in order::groups(pass, self.together, need) {
+                for group in order::groups(pass, self.together, cores, need) {
                     if is_over(verification) {
                         round.left_out.extend(group);
                     } else {
@@ -380,6 +382,10 @@ impl Work<'_> {
     /// What a connection has to itself while it is measured.
     fn need(&self, (from, to): &Way, memory: MemoryKind) -> Need {
         let Subject { plan, machine, .. } = self.subject;
+        if self.wanted.pin.is_some() {
+            // All would be on the same two CPUs.
+            return Need::Everything;
+        }
         if memory == MemoryKind::Host {
             let ends = (self.cpus_of(from), self.cpus_of(to));
             return match ends {

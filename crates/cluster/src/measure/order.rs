@@ -14,6 +14,10 @@ use cuda_cluster_model::cpuset::CpuSet;
 /// be measured beside it. One end keeps one core busy, and some ten cores fill a memory controller.
 const CPUS_OF_AN_END: usize = 8;
 
+/// CPUs that there must be for each end, whatever memory it is in: its thread polls, and the
+/// process has others.
+const CPUS_AT_LEAST: usize = 2;
+
 /// Passes in each of which a worker sends at most once, and receives at most once. So all workers
 /// are seen alike when the rest is left out, and near and distant peers are, because the distances
 /// of successive passes differ much: 1, then half of the workers, a quarter, three quarters, …
@@ -43,15 +47,17 @@ pub(super) enum Need {
 }
 
 /// Splits the connections of a pass into groups that are measured at the same time. Where nothing
-/// should run together, those that cannot disturb one another do.
+/// should run together, those that cannot disturb one another do; `cores` is how many all processes
+/// may keep busy, which a control group may limit without taking CPUs away.
 pub(super) fn groups(
     pass: &[Way],
     together: Together,
+    cores: usize,
     need: impl Fn(&Way) -> Need,
 ) -> Vec<Vec<Way>> {
     match together {
         Together::All => vec![pass.to_vec()],
-        Together::None => side_by_side(pass, need),
+        Together::None => side_by_side(pass, cores, need),
         Together::BothWays => {
             let back = |(from, to): &Way| (to.clone(), from.clone());
             let first = |way: &&Way| way.0 < way.1 || !pass.contains(&back(way));
@@ -74,11 +80,13 @@ struct Used {
 }
 
 impl Used {
-    fn has_room(&self, way: &Way, need: &Need) -> bool {
+    fn has_room(&self, way: &Way, need: &Need, cores: usize) -> bool {
         if self.workers.is_empty() {
             return true;
         }
-        if self.everything || self.workers.contains(&way.0) || self.workers.contains(&way.1) {
+        let is_crowded = (self.workers.len() + 2) * CPUS_AT_LEAST > cores;
+        let takes_part = |name: &String| self.workers.contains(name);
+        if self.everything || is_crowded || takes_part(&way.0) || takes_part(&way.1) {
             return false;
         }
         match need {
@@ -88,10 +96,11 @@ impl Used {
             }
             Need::Cores(ends) => {
                 let all: Vec<&CpuSet> = self.ends.iter().chain(ends).collect();
-                all.iter().all(|set| {
-                    let beside = all.iter().filter(|other| !other.intersection(set).is_empty());
-                    beside.count() * CPUS_OF_AN_END <= set.len()
-                })
+                all.len() * CPUS_OF_AN_END <= cores
+                    && all.iter().all(|set| {
+                        let beside = all.iter().filter(|other| !other.intersection(set).is_empty());
+                        beside.count() * CPUS_OF_AN_END <= set.len()
+                    })
             }
         }
     }
@@ -106,11 +115,11 @@ impl Used {
     }
 }
 
-fn side_by_side(pass: &[Way], need: impl Fn(&Way) -> Need) -> Vec<Vec<Way>> {
+fn side_by_side(pass: &[Way], cores: usize, need: impl Fn(&Way) -> Need) -> Vec<Vec<Way>> {
     let mut groups: Vec<(Used, Vec<Way>)> = Vec::new();
     for way in pass {
         let need = need(way);
-        let at = groups.iter().position(|(used, _)| used.has_room(way, &need));
+        let at = groups.iter().position(|(used, _)| used.has_room(way, &need, cores));
         let at = at.unwrap_or_else(|| {
             groups.push((Used::default(), Vec::new()));
             groups.len() - 1
@@ -166,6 +175,7 @@ mod tests {
         fn what_is_measured_side_by_side_shares_nothing(
             count in 2usize..12,
             cpus in 1u32..96,
+            quota in 1usize..96,
             kinds in proptest::collection::vec(0u8..3, 144),
         ) {
             let number = |name: &String| name[3..].parse::<usize>().expect("a number");
@@ -178,11 +188,12 @@ mod tests {
                 _ => Need::Cores([(); 2].map(|()| (0..cpus).collect())),
             };
             for pass in in_passes(count) {
-                let groups = groups(&pass, Together::None, need);
+                let groups = groups(&pass, Together::None, quota, need);
                 prop_assert_eq!(groups.concat().len(), pass.len());
                 for group in groups.iter().filter(|group| group.len() > 1) {
                     let ends: Vec<_> = group.iter().flat_map(|way| [&way.0, &way.1]).collect();
                     prop_assert_eq!(ends.iter().collect::<BTreeSet<_>>().len(), ends.len());
+                    prop_assert!(ends.len() * CPUS_AT_LEAST <= quota);
                     let (mut cores, mut gpus) = (0, Vec::new());
                     for way in group {
                         match need(way) {
@@ -191,7 +202,7 @@ mod tests {
                             Need::Cores(_) => cores += 2,
                         }
                     }
-                    prop_assert!(cores <= 2 || cores * CPUS_OF_AN_END <= cpus as usize);
+                    prop_assert!(cores <= 2 || cores * CPUS_OF_AN_END <= quota.min(cpus as usize));
                     prop_assert_eq!(gpus.iter().collect::<BTreeSet<_>>().len(), gpus.len());
                 }
             }
@@ -216,7 +227,8 @@ mod tests {
         };
         let need = |(from, to): &Way| Need::Cores([socket(from), socket(to)]);
         let pass = in_passes(8).swap_remove(0);
-        let sizes: Vec<usize> = groups(&pass, Together::None, need).iter().map(Vec::len).collect();
+        let sizes: Vec<usize> =
+            groups(&pass, Together::None, 112, need).iter().map(Vec::len).collect();
         assert_eq!(sizes, [4, 4]);
     }
 }
