@@ -444,13 +444,13 @@ fn a_measurement_of_links_that_is_ended_shows_what_it_has_measured() {
     let sandbox = Sandbox::new();
     let running = sandbox.run(&[&up("cut")[..], &["--detach"]].concat());
     assert_eq!(running.code, 0, "{running}");
-    // Two latencies, then eight bandwidths that take seconds each.
+    // Each way a latency, and four bandwidths that take seconds each.
     let bench = ["bench", "links", "cut", "-o", "table", "--size", "8,16,24,32", "--budget", "5s"];
     let mut screen = Screen::start(&sandbox, (160, 40), &bench);
-    screen.wait_until("two bandwidths", |text| text.contains("4/10 measured"));
+    screen.wait_until("three bandwidths", |text| text.contains("4/10 measured"));
     screen.signal(Signal::SIGINT);
     assert_eq!(screen.wait(), Some(130));
-    screen.wait_for("it was ended after 2 measurements");
+    screen.wait_for("it was ended after 3 measurements");
     let text = screen.text();
     assert!(text.contains("FROM") && text.contains("gpu3"), "{text}");
     assert_eq!(sandbox.run(&["down", "cut"]).code, 0);

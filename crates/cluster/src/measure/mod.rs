@@ -153,7 +153,7 @@ impl Handle {
         let subject = tokio::task::spawn_blocking(move || Subject::of(&this));
         let subject = subject.await.map_err(|error| MeasureError::Ended(error.into()))??;
         let mut verification = Verification::default();
-        let wanted = Wanted::verification(&subject);
+        let wanted = Wanted { within: None, ..Wanted::verification(&subject) };
         wanted.measure(&subject, &mut |_| (), &mut verification).await?;
         Ok(verification)
     }
