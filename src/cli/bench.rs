@@ -138,7 +138,7 @@ impl LinksArguments {
             (_, true) => Together::BothWays,
             _ => Together::None,
         };
-        let wanted = self.ways.wanted(subject)?;
+        let wanted = self.ways.wanted(subject, false)?;
         let wanted = Wanted {
             memory: wanted.memory.or(Some(Memory::Host)),
             host_sizes: sizes.clone(),

@@ -126,6 +126,12 @@ fn pairs_for_which_the_time_does_not_suffice_are_told_and_their_lanes_judged() {
     assert_eq!((all.len(), figures(&all)), (12, 1), "{said}");
     assert!(all.iter().all(|pair| pair["lanes"].to_string().contains("cma/memory")), "{said}");
     assert!(said.stderr.contains("11 pairs have no figure, because 1ms were over"), "{said}");
+    let strict = sandbox.run(&["verify", "hasty", "--within", "1ms", "--strict"]);
+    assert_eq!(strict.code, 4, "a pair without a figure may be slow: {strict}");
+    assert!(strict.stderr.contains("11 pairs have no figure"), "{strict}");
+    // On a busy machine one may be slow; no figure is missing.
+    let strict = sandbox.run(&["verify", "hasty", "--strict", "--rounds", "1", "-o", "json"]);
+    assert_eq!((pairs(&strict).len(), figures(&pairs(&strict))), (12, 12), "{strict}");
     let whole = sandbox.run(&["verify", "hasty", "--all", "--rounds", "1", "-o", "json"]);
     assert_eq!((pairs(&whole).len(), figures(&pairs(&whole))), (12, 12), "{whole}");
     assert!(!whole.stderr.contains("no figure"), "{whole}");

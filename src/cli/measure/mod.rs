@@ -50,9 +50,10 @@ pub(super) struct Ways {
     #[arg(long, default_value_t = Span(measure::BUDGET), value_name = "SPAN")]
     budget: Span,
     /// Time limit for all connections: near and distant peers of all workers come first, and what
-    /// is left out is said ('verify' still looks at its lanes)
-    #[arg(long, default_value_t = Span(measure::WITHIN), value_name = "SPAN")]
-    within: Span,
+    /// is left out is said ('verify' still looks at its lanes) [default: 20s; with --strict as long
+    /// as it takes]
+    #[arg(long, value_name = "SPAN")]
+    within: Option<Span>,
     /// Measure every connection, however long it takes
     #[arg(long, conflicts_with = "within")]
     all: bool,
@@ -89,8 +90,9 @@ impl From<Memory> for measure::Memory {
 }
 
 impl Ways {
-    /// What is asked for, in addition to the rest of a verification.
-    pub(super) fn wanted(&self, subject: &Subject) -> Result<Wanted, Failure> {
+    /// What is asked for, in addition to the rest of a verification; `every` connection if nobody
+    /// limits the time.
+    pub(super) fn wanted(&self, subject: &Subject, every: bool) -> Result<Wanted, Failure> {
         if self.pin.is_some() && subject.is_dask() {
             let error = anyhow::anyhow!("--pin: Dask's workers measure on their event loops");
             let failure = Failure::new(Exit::Usage, error);
@@ -110,7 +112,10 @@ impl Ways {
             rounds: self.rounds,
             budget: self.budget.0,
             pin: self.pin,
-            within: (!self.all).then_some(self.within.0),
+            within: match &self.within {
+                Some(within) => Some(within.0),
+                None => (!self.all && !every).then_some(measure::WITHIN),
+            },
             ..Wanted::verification(subject)
         })
     }
@@ -130,8 +135,10 @@ pub(super) async fn measured(
             let bar = Measuring::new(measurements as u64, quiet);
             if longest >= LONG && !quiet && !bar.is_seen() {
                 let at_most = Span(longest);
-                let text = format!("{measurements} measurements, which may take {at_most}");
-                output::note(&text);
+                output::note(&format!(
+                    "{measurements} measurements, which may take {at_most}; --within, --from and \
+                     --to shorten this"
+                ));
             }
             progress = Some(bar);
         }

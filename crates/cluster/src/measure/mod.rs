@@ -135,7 +135,7 @@ pub enum Step<'a> {
     Measures(&'a [Way]),
     /// So many measurements are done.
     Done(usize),
-    /// The time is over: of the other connections only the lanes are looked at, or nothing.
+    /// The time is over: of the other connections only the lanes are looked at.
     Hurries,
 }
 
