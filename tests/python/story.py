@@ -20,11 +20,12 @@ import numpy as np
 import pandas as pd
 from distributed import Client, wait
 from distributed.diagnostics.plugin import Environ, NannyPlugin, UploadDirectory
+from known import workers_of
 
 
 def workers(client):
     """Worker name to what the scheduler knows about it."""
-    known = client.scheduler_info(n_workers=-1)["workers"]
+    known = workers_of(client)
     return {one["name"]: {**one, "address": address} for address, one in known.items()}
 
 

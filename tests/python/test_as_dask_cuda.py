@@ -13,6 +13,7 @@ import textwrap
 
 import pytest
 from conftest import MACHINE, QUIET, ROOT, eventually
+from known import workers_of
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -199,7 +200,7 @@ def test_the_worker_command_joins_a_scheduler(command, tmp_path, made_up_machine
         exports = "" if "-m" in command else python("-m", "cuda_cluster.as_dask_cuda")
         with joining(made_up_machine(2), "sh", "-c", f"{exports}\nexec {line}"):
             client.wait_for_workers(3, timeout=120)
-            known = client.scheduler_info(n_workers=-1)["workers"].values()
+            known = workers_of(client).values()
             joined = [one for one in known if one["nthreads"] == 3]
             assert [one["memory_limit"] for one in joined] == [10**9] * 2
             # As dask-cuda calls them, and as dask-jobqueue expects them.
@@ -267,7 +268,7 @@ def test_a_deployment_that_names_a_class_gets_our_workers(made_up_machine):
                        "distributed.cli.dask_spec", cluster.scheduler_address, "--spec", spec]  # fmt: skip
             with joining(made_up_machine(1), *command):
                 client.wait_for_workers(2, timeout=120)
-                known = client.scheduler_info(n_workers=-1)["workers"].values()
+                known = workers_of(client).values()
                 [joined] = [one for one in known if one["nthreads"] == 2]
                 assert str(joined["name"]) == name and joined["memory_limit"] == 10**9
             eventually(lambda: len(cluster.scheduler.workers) == 1, "it has left")

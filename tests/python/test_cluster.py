@@ -23,6 +23,7 @@ from distributed import Client, Nanny, Worker, get_client
 from distributed.core import Status
 from distributed.deploy import Cluster
 from distributed.security import Security
+from known import workers_of
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_it_is_a_cluster_with_what_clusters_have(cluster, client):
     assert cluster.name == "shown" and cluster.scheduler_address.startswith("direct://127.0.0.1:")
     assert cluster.dashboard_link.endswith("/status")
     assert len(cluster.scheduler_info["workers"]) == 3
-    assert client.scheduler_info(n_workers=-1)["workers"].keys() == cluster.scheduler_info["workers"].keys()
+    assert workers_of(client).keys() == cluster.scheduler_info["workers"].keys()
     assert repr(cluster).startswith("LocalCUDACluster(shown, 'direct://127.0.0.1:")
     assert cluster.get_client() is client
     assert client.cluster is cluster
@@ -256,7 +257,7 @@ class TestStarts:
 
     def test_a_worker_that_the_scheduler_does_not_retire_stays_and_later_scaling_works(self):
         with LocalCUDACluster(**QUIET, n_workers=2) as cluster, Client(cluster) as client:
-            there = lambda: len(client.scheduler_info(n_workers=-1)["workers"])
+            there = lambda: len(workers_of(client))
             data = client.scatter(5)
             cluster.scale(0)
             eventually(lambda: there() == len(cluster.workers) == 1, "one keeps the data", 60)

@@ -23,6 +23,7 @@ from conftest import MACHINE, eventually, others
 from cuda_cluster.dask import LocalCUDACluster
 from distributed import Client, wait
 from distributed.comm import get_address_host_port
+from known import workers_of
 from test_comm import comm, descriptors
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -224,7 +225,7 @@ class Struck:
         eventually(is_whole, f"READY: {why}", 300)
         self.client.wait_for_workers(WORKERS, timeout=300)
         eventually(lambda: not any(self.client.run(holds).values()), f"memory is free: {why}")
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
+        info = workers_of(self.client)
         self.addresses = sorted(info)
         return {worker.pid for worker in self.state().workers}
 

@@ -22,15 +22,15 @@ sys.path.insert(0, str(STAND_IN))
 os.environ["PYTHONPATH"] += f":{STAND_IN}:{Path(__file__).parent}"
 
 import device_memory  # noqa: E402
+from cuda_cluster import _plane, comm  # noqa: E402
+from cuda_cluster.dask import LocalCUDACluster  # noqa: E402
 from device_memory import DeviceBuffer  # noqa: E402
 from distributed import Client, wait  # noqa: E402
 from distributed.comm import CommClosedError, connect  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
+from known import workers_of  # noqa: E402
 from other_process import OtherProcess  # noqa: E402
 from test_comm import descriptors, in_a_loop, pair  # noqa: E402
-
-from cuda_cluster import _plane, comm  # noqa: E402
-from cuda_cluster.dask import LocalCUDACluster  # noqa: E402
 
 device_memory.begin()
 
@@ -238,7 +238,7 @@ def look(buffer):
 def test_dasks_workers_move_device_memory_and_clients_get_it():
     settings = {"protocol": "direct", "n_workers": 2, "dashboard_address": None}
     with LocalCUDACluster(**settings, ready_within="10m") as cluster, Client(cluster) as client:
-        one, other = client.scheduler_info(n_workers=-1)["workers"]
+        one, other = workers_of(client)
         futures = [client.submit(make, seed, 1_000_000, workers=[one], pure=False) for seed in range(5)]
         wait(futures)
         seen = client.gather([client.submit(look, f, workers=[other], pure=False) for f in futures])

@@ -15,6 +15,7 @@ from conftest import MACHINE, eventually
 from cuda_cluster.dask import LocalCUDACluster
 from distributed import Client, wait
 from hosts import another_host, needs_network
+from known import workers_of
 
 pytestmark = [needs_network, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -98,7 +99,7 @@ def right(client, futures, expected):
 
 def workers(client):
     return {worker["host"]: address
-            for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+            for address, worker in workers_of(client).items()}
 
 
 def test_arrays_arrive_and_a_link_that_fails_for_a_moment_is_not_noticed():

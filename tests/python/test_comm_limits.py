@@ -9,9 +9,9 @@ import dask
 import numpy as np
 import psutil
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker
-
 from conftest import MACHINE, ROOT
+from distributed import Client, LocalCluster, Scheduler, Worker
+from known import workers_of
 from test_comm import comm, in_a_loop, pair, travelling
 from test_comm_memory import moved, until
 
@@ -22,7 +22,7 @@ LIMIT = 500 * MB
 
 def crosswise(client, factor):
     """Every second array is made on one of two workers and looked at on the other."""
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(workers_of(client))
     processes = client.run(os.getpid)
 
     def array(seed):

@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import dumps, to_serialize
 from distributed.system import MEMORY_LIMIT
-
+from known import workers_of
 from test_comm import ADDRESS, comm, in_a_loop, message, pair, travelling
 
 MIB = 1 << 20
@@ -449,12 +449,11 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(route, tmp_pa
         ) as cluster,
         Client(cluster) as client,
     ):
-        one, other = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        one, other = sorted(workers_of(client))
 
         def state(dask_worker):
-            import psutil
-
             import cuda_cluster.comm as comm
+            import psutil
 
             gc.collect()
             data = dask_worker.data

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import termios
 import time
-from pathlib import Path
 
 import dask
 import numpy as np
@@ -24,15 +23,21 @@ from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
 
 from hosts import needs_network
-from test_comm import ADDRESS, WAYS, comm, descriptors, in_a_loop, message, pair, travelling
+from test_comm import (
+    ADDRESS,
+    WAYS,
+    comm,
+    descriptors,
+    in_a_loop,
+    message,
+    pair,
+    resident,
+    travelling,
+)
 
 MIB = 1 << 20
 #: Another user, if there is one that we may become.
 OTHER = "nobody" if os.geteuid() == 0 else None
-
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 async def until(holds, what, seconds=60):

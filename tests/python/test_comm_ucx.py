@@ -20,12 +20,12 @@ comm = pytest.importorskip(
 
 import dask  # noqa: E402
 import msgpack  # noqa: E402
+from cuda_cluster import _plane  # noqa: E402
 from distributed.comm import CommClosedError, connect  # noqa: E402
 from distributed.protocol import to_serialize  # noqa: E402
+from known import workers_of  # noqa: E402
 from other_process import OtherProcess  # noqa: E402
 from test_comm import descriptors, direct_cluster, in_a_loop, pair  # noqa: E402
-
-from cuda_cluster import _plane  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -253,7 +253,7 @@ async def test_a_wrong_description_ends_the_connection_alone(said, monkeypatch):
 
 def test_dasks_workers_fetch_from_each_other_over_ucx():
     with direct_cluster() as client:
-        one, other = client.scheduler_info(n_workers=-1)["workers"]
+        one, other = workers_of(client)
         made = client.submit(np.arange, 4_000_000, workers=[one])
         assert client.submit(np.sum, made, workers=[other]).result() == sum(range(4_000_000))
 

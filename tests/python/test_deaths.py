@@ -15,6 +15,7 @@ from cuda_cluster.dask import LocalCUDACluster
 from distributed import Client, wait
 from distributed.comm import get_address_host_port
 from distributed.scheduler import KilledWorker
+from known import workers_of
 
 #: Every port is the system's choice.
 ANYWHERE = {**MACHINE, "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
@@ -131,7 +132,7 @@ class Unmovable:
 
 def test_a_worker_whose_data_cannot_be_moved_stays_and_scaling_goes_on(caplog):
     with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
-        there = lambda: client.scheduler_info(n_workers=-1)["workers"]
+        there = lambda: workers_of(client)
         last = next(at for at, one in there().items() if one["name"] == 1)
         held = client.submit(Unmovable, workers=[last])
         wait(held, timeout=60)
@@ -146,7 +147,7 @@ def test_a_worker_whose_data_cannot_be_moved_stays_and_scaling_goes_on(caplog):
 
 def test_a_worker_that_is_wanted_again_while_it_is_retired_is_there_afterwards():
     with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
-        there = lambda: client.scheduler_info(n_workers=-1)["workers"]
+        there = lambda: workers_of(client)
         last = next(at for at, one in there().items() if one["name"] == 1)
         held = client.submit(Unmovable, workers=[last])
         wait(held, timeout=60)
@@ -171,10 +172,10 @@ def end_worker(number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_task_whose_worker_others_signal_is_suspected_and_the_worker_hands_over_its_data(number):
     with LocalCUDACluster(**ANYWHERE, n_workers=2) as cluster, Client(cluster) as client:
-        one, _ = workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        one, _ = workers = list(workers_of(client))
         [data] = client.scatter([list(range(1000))], workers=[one], hash=False)
         client.run(os.kill, client.run(os.getpid, workers=[one])[one], number, workers=[one])
-        eventually(lambda: one not in client.scheduler_info(n_workers=-1)["workers"], "it is gone")
+        eventually(lambda: one not in workers_of(client), "it is gone")
         assert data.result(timeout=60) == list(range(1000))
         client.wait_for_workers(len(workers), timeout=60)
         with pytest.raises(KilledWorker):
