@@ -231,6 +231,26 @@ fn eight_gpus_reach_each_other_with_copies_that_are_done_later() {
     let reports = machine.down(8);
     let readers = reports.iter().filter(|report| moved(report, "peer to device") > 0).count();
     assert_eq!(readers, 8, "each has read from others: {reports:#?}");
+    let late = reports.iter().filter(|report| report["landed_later"] != 0).count();
+    assert_eq!(late, 0, "a peer may read what has not arrived yet: {reports:#?}");
+}
+
+/// UCX makes a context synchronous when it opens, but drivers before 12.1 cannot; then it does so
+/// slab by slab, when it first sees one: after the first copy to it.
+#[test]
+fn what_is_copied_to_a_new_slab_is_there_for_peers_also_with_old_drivers() {
+    let mut old = described("dgx-h100");
+    old.cuda = Some("12.0".to_owned());
+    let Some(machine) = Machine::of(&old, "an old driver", "async") else { return };
+    let up = machine.up(&["--n-workers", "2", "--enable-nvlink"], &[]);
+    assert_eq!(up.code, 0, "{up}");
+    let bench = ["bench", "transpose", "dev", "--chunks", "6", "--chunk-size", "512", "--check"];
+    let said = machine.run(&[&bench[..], &["--runs", "1"]].concat(), &[]);
+    assert_eq!(said.code, 0, "{said}");
+    for report in machine.down(2) {
+        assert!(moved(&report, "host to device") > 1 << 20, "{report:#}");
+        assert_eq!(report["landed_later"], 0, "a peer reads what has not arrived: {report:#}");
+    }
 }
 
 #[test]

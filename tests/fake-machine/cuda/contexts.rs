@@ -14,6 +14,9 @@ type Handle = usize;
 /// `CU_CTX_SYNC_MEMOPS`.
 const SYNC_MEMOPS: c_uint = 0x80;
 
+/// The first version of CUDA with `cuCtxSetFlags` (12.1).
+pub const SETS_FLAGS: i32 = 12010;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int) -> c_int {
     call("cuDevicePrimaryCtxRetain", |driver| {

@@ -34,6 +34,7 @@ fn land_later(
     let all =
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(from), bytes) };
     let (first, late) = all.split_at(bytes - bytes.min(LATE));
+    driver.counts.landed_later(late.len());
     let work = |to, bytes: &[u8]| Work::Write { to, bytes: bytes.to_vec() };
     driver.submit(device, DEFAULT, work(to, first))?;
     let stream = driver.lock().streams.create(device, true);

@@ -113,7 +113,11 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
         libc::dlopen(own.dli_fname, libc::RTLD_NOLOAD | libc::RTLD_LAZY)
     };
     let mut found = std::ptr::null_mut();
-    for ending in ["_v3\0", "_v2\0", "\0"] {
+    let endings: &[&str] = match symbol.as_ref() {
+        "cuCtxSetFlags" if machine::driver_version() < contexts::SETS_FLAGS => &[],
+        _ => &["_v3\0", "_v2\0", "\0"],
+    };
+    for ending in endings {
         let name = format!("{symbol}{ending}");
         // SAFETY: a library that is loaded, and a C string.
         found = unsafe { libc::dlsym(own, name.as_ptr().cast()) };

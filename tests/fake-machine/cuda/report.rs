@@ -2,12 +2,14 @@
 //!
 //! `left` counts what the program did not give back; `refused` the calls that failed, by function and
 //! code; `moved` the bytes that were copied, by where from and where to (`peer`: memory of another
-//! process). A process that is killed writes nothing.
+//! process); `landed_later` how many of them were not there yet when the call returned. A process that
+//! is killed writes nothing.
 //!
 //! *Invariant:* written after the destructors of everybody who links the driver.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
@@ -19,6 +21,7 @@ use crate::memory::{Block, Origin};
 pub struct Counts {
     refused: Mutex<BTreeMap<(&'static str, c_int), u64>>,
     moved: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
+    landed_later: AtomicU64,
 }
 
 /// What copies between two GPUs are counted as, beside copies within one.
@@ -37,6 +40,10 @@ impl Counts {
 
     pub fn moved_between_gpus(&self, direct: bool, bytes: usize) {
         self.count(if direct { DIRECT } else { STAGED }, bytes);
+    }
+
+    pub fn landed_later(&self, bytes: usize) {
+        self.landed_later.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn count(&self, way: (&'static str, &'static str), bytes: usize) {
@@ -87,6 +94,7 @@ fn write(driver: &Driver) {
         "ever": {"allocations": state.memory.allocated, "mappings": state.memory.opened},
         "refused": refused,
         "moved": moved,
+        "landed_later": counts.landed_later.load(Ordering::Relaxed),
     });
     // Nobody could be told of a failure any more; who misses the report sees it.
     let _ = std::fs::create_dir_all(folder);
@@ -98,7 +106,7 @@ extern "C" fn at_exit() {
     let Some(Ok(driver)) = DRIVER.get() else { return };
     if driver.pid == std::process::id() {
         write(driver);
-        ENDED.store(true, std::sync::atomic::Ordering::Relaxed);
+        ENDED.store(true, Ordering::Relaxed);
     }
 }
 
