@@ -69,13 +69,13 @@ fn the_first_days_programme_runs_from_beginning_to_end() {
 const FABRIC: &str = "the NVLink fabric";
 const PAIRS: &str = "memory of each GPU from each other";
 
-/// A DGX H100 on which GPU 3 and GPU 0 have no peer access to each other.
+/// A DGX H100 on which GPU 3 and GPU 5 have no peer access to each other.
 fn without_a_pair() -> Topology {
     let mut machine = described("dgx-h100");
     let all: Vec<GpuIndex> = machine.gpus.iter().map(|gpu| gpu.index).collect();
     for gpu in &mut machine.gpus {
         let refused = |other: &GpuIndex| {
-            [(0, 3), (3, 0)].contains(&(gpu.index.0, other.0)) || *other == gpu.index
+            [(3, 5), (5, 3)].contains(&(gpu.index.0, other.0)) || *other == gpu.index
         };
         gpu.peers = Some(all.iter().filter(|other| !refused(other)).copied().collect());
     }
@@ -86,8 +86,18 @@ fn without_a_pair() -> Topology {
 fn a_pair_without_peer_access_is_found() {
     let Some(machine) = Machine::of(&without_a_pair(), "a refused pair", "") else { return };
     let said = machine.gpu_check(&[FABRIC, PAIRS].join(","));
-    machine.assert_found(&said, FABRIC, &["GPU0: the driver refuses peer access", "GPU3"]);
-    machine.assert_found(&said, PAIRS, &["GPU 0 cannot map GPU 3 over NV18", "GPU 3 cannot map"]);
+    machine.assert_found(&said, FABRIC, &["GPU3: the driver refuses peer access", "GPU5"]);
+    machine.assert_found(&said, PAIRS, &["GPU 3 cannot map GPU 5 over NV18", "GPU 5 cannot map"]);
+}
+
+#[test]
+fn what_one_gpu_cannot_show_is_said_not_to_be_checked() {
+    let mut single = described("rtx-4090-2");
+    single.gpus.truncate(1);
+    let Some(machine) = Machine::of(&single, "one GPU", "") else { return };
+    let said = machine.gpu_check(&[FABRIC, PAIRS].join(","));
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stdout.contains(&format!("not checked: {PAIRS}: ")), "{said}");
 }
 
 #[test]
