@@ -11,6 +11,7 @@ use std::ffi::c_int;
 use crate::codes::{Answer, INVALID_VALUE};
 use crate::driver::{Driver, State, call};
 use crate::faults::Way;
+use crate::memory::Origin;
 use crate::streams::{DEFAULT, Work};
 
 fn is_pinned(state: &State, address: usize) -> bool {
@@ -49,7 +50,7 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
         return Ok(());
     }
     let way = way(driver, to, from);
-    driver.faults.copy(way);
+    driver.faults.copy(way, bytes);
     let (work, at_once) = {
         let state = driver.lock();
         let (source, target) = (state.memory.block(from), state.memory.block(to));
@@ -86,10 +87,17 @@ fn copy(driver: &'static Driver, to: usize, from: usize, bytes: usize, stream: u
     Ok(())
 }
 
-/// The GPUs of a copy.
+/// The GPUs whose memory a copy reads and writes.
 fn way(driver: &Driver, to: usize, from: usize) -> Way {
     let state = driver.lock();
-    let end = |address| state.memory.block(address).map(|block| driver.devices[block.device].index);
+    let end = |address| {
+        let block = state.memory.block(address)?;
+        let owner = match &block.origin {
+            Origin::Own => block.device,
+            Origin::Mapped { owner, .. } => *owner,
+        };
+        Some(driver.devices[owner].index)
+    };
     (end(from), end(to))
 }
 
@@ -132,7 +140,7 @@ pub extern "C" fn cuMemcpyPeerAsync(
             return Ok(());
         }
         let way = way(driver, to, from);
-        driver.faults.copy(way);
+        driver.faults.copy(way, bytes);
         let work = {
             let state = driver.lock();
             let (source, target) = (state.memory.block(from), state.memory.block(to));

@@ -14,6 +14,7 @@
 //! | `sticky=PATH` | lines appended to this file, like `3 700`, are faults of GPU 3: the processes that have a context there get this code from then on |
 //! | `wrong-bytes=0:3` | what is copied from GPU 0 to GPU 3 arrives with other bytes; an end may be `host` |
 //! | `slow-copy=0:3:20` | each copy from GPU 0 to GPU 3 takes this many milliseconds more |
+//! | `rate=15` | copies to and from a GPU take no less time than at this many GB/s |
 //! | `hang-copy=0:3` | a copy from GPU 0 to GPU 3 never ends |
 //! | `report=FOLDER` | each process writes what it left, to `PID.json`, when it exits (see `report`) |
 //!
@@ -23,6 +24,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A way of copies: from and to the GPUs with these numbers of NVML's; `None` is the host.
@@ -45,6 +47,10 @@ pub struct Faults {
     pub report: Option<PathBuf>,
     wrong_bytes: Vec<Way>,
     slow_copies: Vec<(Way, Duration)>,
+    /// Bytes in a nanosecond.
+    rate: Option<u64>,
+    /// Nanoseconds that copies were too short.
+    owed: AtomicU64,
     hanging_copies: Vec<Way>,
     /// Where faults come from, and how long that file was at first.
     sticky: Option<(PathBuf, u64)>,
@@ -76,6 +82,10 @@ impl FromStr for Faults {
                     let pause = Duration::from_millis(millis.parse().map_err(|_| ())?);
                     faults.slow_copies.push((way(ends).ok_or(())?, pause));
                 }
+                ("rate", rate) => {
+                    let rate = rate.parse().ok().filter(|rate| *rate > 0).ok_or(())?;
+                    faults.rate = Some(rate);
+                }
                 ("sticky", path) => {
                     let path = PathBuf::from(path);
                     let old = path.metadata().map_or(0, |metadata| metadata.len());
@@ -87,6 +97,9 @@ impl FromStr for Faults {
         Ok(faults)
     }
 }
+
+/// Nanoseconds for which it is worth to sleep.
+const SHORTEST: u64 = 100_000;
 
 /// Two ends like `0:3` or `host:3`.
 fn way(text: &str) -> Option<Way> {
@@ -113,7 +126,7 @@ fn bytes(text: &str) -> Option<usize> {
 
 impl Faults {
     /// What befalls a copy before it begins.
-    pub fn copy(&self, way: Way) {
+    pub fn copy(&self, way: Way, bytes: usize) {
         if self.hanging_copies.contains(&way) {
             loop {
                 std::thread::park();
@@ -121,6 +134,15 @@ impl Faults {
         }
         if let Some((_, pause)) = self.slow_copies.iter().find(|(other, _)| *other == way) {
             std::thread::sleep(*pause);
+        }
+        if let Some(rate) = self.rate.filter(|_| way.0 != way.1) {
+            // A sleep is never short: what is less waits for more.
+            let more = bytes as u64 / rate;
+            let owed = self.owed.fetch_add(more, Ordering::Relaxed) + more;
+            if owed > SHORTEST {
+                self.owed.fetch_sub(owed, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_nanos(owed));
+            }
         }
     }
 

@@ -68,14 +68,15 @@ pub unsafe extern "C" fn cuIpcOpenMemHandle_v2(
         if handle.pid == driver.pid {
             return Err(INVALID_CONTEXT);
         }
-        let owner = driver.devices.iter().find(|gpu| gpu.uuid == handle.uuid);
-        if !driver.devices[device].reaches(owner.ok_or(INVALID_DEVICE)?) {
+        let owner = driver.devices.iter().position(|gpu| gpu.uuid == handle.uuid);
+        let owner = owner.ok_or(INVALID_DEVICE)?;
+        if !driver.devices[device].reaches(&driver.devices[owner]) {
             return Err(MAP_FAILED);
         }
         let whole = |number: u64| usize::try_from(number).map_err(|_| INVALID_HANDLE);
         let (offset, bytes) = (whole(handle.offset)?, whole(handle.bytes)?);
         let key = Key { pid: handle.pid, fd: handle.fd, inode: handle.inode, offset, bytes };
-        let base = driver.lock().memory.open(key, device)?;
+        let base = driver.lock().memory.open(key, owner, device)?;
         // SAFETY: see `lib.rs`.
         unsafe { tell(address, base) }
     })

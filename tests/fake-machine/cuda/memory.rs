@@ -198,7 +198,13 @@ pub struct Block {
 
 pub enum Origin {
     Own,
-    Mapped { key: Key, opened: usize, _mapped: ForeignMemory },
+    /// `owner` has the memory; the block's device has mapped it.
+    Mapped {
+        key: Key,
+        owner: usize,
+        opened: usize,
+        _mapped: ForeignMemory,
+    },
 }
 
 /// Keeps a mapping of another process's memory, and the lock of that part of its file.
@@ -357,7 +363,7 @@ impl Memory {
     }
 
     /// Maps a block of another process, or counts once more that it is.
-    pub fn open(&mut self, key: Key, device: usize) -> Answer<usize> {
+    pub fn open(&mut self, key: Key, owner: usize, device: usize) -> Answer<usize> {
         for block in self.blocks.values_mut() {
             if let Origin::Mapped { key: other, opened, .. } = &mut block.origin
                 && *other == key
@@ -384,7 +390,7 @@ impl Memory {
         self.opened += 1;
         let (base, private) = (mapped.public, mapped.private);
         let foreign = ForeignMemory { _mapped: mapped, file, offset: key.offset, bytes: length };
-        let origin = Origin::Mapped { key, opened: 1, _mapped: foreign };
+        let origin = Origin::Mapped { key, owner, opened: 1, _mapped: foreign };
         let (bytes, id, pooled, synchronous) = (key.bytes, self.next, false, false);
         let block = Block { base, bytes, device, id, private, pooled, synchronous, origin };
         self.blocks.insert(base, block);
