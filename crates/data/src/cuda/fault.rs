@@ -131,6 +131,16 @@ mod tests {
         }
     }
 
+    /// Errors of memory, of NVLinks, of what others did: what any call answers is the end at once.
+    #[test]
+    fn uncorrected_contained_and_foreign_errors_are_faults_at_once() {
+        for code in [214, 220, 226, 721, 810, 911] {
+            let faults = Faults::default();
+            faults.note("cuMemcpyAsync", code, || "as documented".to_owned());
+            assert_eq!(faults.first().map(|fault| fault.code), Some(code));
+        }
+    }
+
     #[test]
     fn whatever_is_answered_three_times_in_a_row_is_a_fault() {
         let faults = Faults::default();
