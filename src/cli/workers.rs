@@ -10,7 +10,8 @@ use crate::probe::GpuGauges;
 use crate::supervise::record::What;
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
 use crate::units::{HumanBytes, HumanSpan};
-use crate::wire::status::DevicePool;
+use crate::wire::native::ALL_PAIRS;
+use crate::wire::status::{DevicePool, PeerLanes};
 
 /// A column: its heading, and its cell for a process.
 type Column = (&'static str, fn(&Row<'_>) -> String);
@@ -187,6 +188,26 @@ pub(super) fn notes(state: &ClusterState) -> Vec<String> {
         worker.notes.clone().into_iter().map(move |note| format!("note: {name}: {note}"))
     };
     state.workers.iter().flat_map(noted).collect()
+}
+
+/// How many pairs of workers are connected, where not all have to be.
+pub(super) fn connections(state: &ClusterState) -> Option<String> {
+    let workers = state.workers.len();
+    if state.engine != EngineKind::Native || workers <= ALL_PAIRS {
+        return None;
+    }
+    let of = |worker: &ProcessState| {
+        let pair = |peer: &PeerLanes| match (worker.name.clone(), peer.peer.clone()) {
+            (one, other) if one < other => (one, other),
+            (one, other) => (other, one),
+        };
+        worker.peers.iter().map(pair).collect::<Vec<_>>()
+    };
+    let connected = state.workers.iter().flat_map(of).collect::<BTreeSet<_>>().len();
+    let all = workers * (workers - 1) / 2;
+    let rest = "the others connect on first use";
+    (connected < all)
+        .then(|| format!("{connected} of {all} pairs of workers are connected, {rest}"))
 }
 
 /// Processes that are not READY and why, those that keep dying, and planned ports that are not in

@@ -10,6 +10,10 @@ use super::peer::{Member, MemoryKind};
 use super::status::PeerLanes;
 use super::tasks::{News, Order, Report, Request};
 
+/// Up to so many workers all pairs are connected and checked before READY; of more workers each
+/// reaches some others, and the remaining pairs connect on first use.
+pub const ALL_PAIRS: usize = 16;
+
 /// Most requests in one frame of a client.
 pub const REQUESTS_LIMIT: usize = 1 << 16;
 

@@ -115,6 +115,9 @@ impl<'a> Audience<'a> {
         for line in workers::addresses(state).iter().chain(&workers::notes(state)) {
             output::status(line);
         }
+        if let Some(some) = workers::connections(state) {
+            output::status(&format!("note: {some}"));
+        }
         if *verbose {
             output::status(&timings(state, *began));
         }

@@ -6,6 +6,9 @@
 //! B's `Met`. Either side may learn of the other first, from the scheduler or from the other's
 //! `Hello`; whatever needs an endpoint waits until the scheduler has sent the address.
 //!
+//! A peer that nobody needs is only known: its connection is opened when it is expected before READY,
+//! when it says `Hello`, or on first use.
+//!
 //! *Invariant:* a message is accepted only under the token of a verified `Hello`; READY is
 //! reported once, and only when the connection to every expected peer is verified.
 
@@ -25,6 +28,8 @@ pub(super) enum Event {
     Appeared(Member),
     /// The scheduler reports that a peer is gone.
     Lost(Member),
+    /// This worker has something for a peer.
+    Wanted(Member),
     /// A peer opens its connection to this worker.
     Hello { from: Member, token: Token },
     /// A peer answers a `Hello` (`Welcome`) or a `Probe` (`Met`).
@@ -54,12 +59,14 @@ pub(super) enum Action {
     Reopened(Member),
     /// All expected peers are reached.
     Ready,
-    /// After READY: a connection has been verified since, and none waits to be.
+    /// After READY: a connection has been verified since, and none that was opened waits to be.
     Settled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
+    /// Nobody has needed it yet.
+    Known,
     Greeting,
     Probing,
     Proven,
@@ -116,12 +123,30 @@ impl Core {
             && self.peers.get(&member.name).is_some_and(|peer| peer.way == Way::Proven)
     }
 
+    /// The present peer with this name, connected or not.
+    pub(super) fn named(&self, name: &str) -> Option<Member> {
+        let peer = self.peers.get(name)?;
+        Some(Member { name: name.to_owned(), incarnation: peer.incarnation })
+    }
+
     /// Decides what to do about an event.
     pub(super) fn handle(&mut self, event: Event) -> Vec<Action> {
         let (mut actions, was_ready) = (Vec::new(), self.ready);
         match event {
-            Event::Expect(names) => self.expected = Some(names),
-            Event::Appeared(member) => self.appear(member, &mut actions),
+            Event::Expect(names) => {
+                let known: Vec<Member> = names.iter().filter_map(|name| self.named(name)).collect();
+                self.expected = Some(names);
+                known.into_iter().for_each(|member| self.want(member, &mut actions));
+            }
+            Event::Appeared(member) => {
+                let peer = Peer { incarnation: member.incarnation, way: Way::Known };
+                self.peers.insert(member.name.clone(), peer);
+                let expected = self.expected.iter().flatten().any(|name| *name == member.name);
+                if expected || self.has_greeted(&member) {
+                    self.open(member, &mut actions);
+                }
+            }
+            Event::Wanted(member) => self.want(member, &mut actions),
             Event::Lost(member) => {
                 self.sessions.remove(&token(&self.secret, &member, &self.me));
                 if self.present(&member) {
@@ -136,9 +161,10 @@ impl Core {
                 if self.reachable(&from) {
                     actions.push(Action::Send { to: from.clone(), kind: Kind::Welcome });
                 }
-                if let Some(before) = self.sessions.insert(shown, from) {
+                if let Some(before) = self.sessions.insert(shown, from.clone()) {
                     actions.push(Action::Reopened(before));
                 }
+                self.want(from, &mut actions);
             }
             Event::Answered { by, kind } => self.answered(by, kind, &mut actions),
             Event::Probed { by } => {
@@ -155,7 +181,7 @@ impl Core {
             }
             Event::Retry(member) => {
                 if self.peer(&member).is_some_and(|peer| peer.way == Way::Broken) {
-                    self.appear(member, &mut actions);
+                    self.open(member, &mut actions);
                 }
             }
         }
@@ -164,18 +190,27 @@ impl Core {
             actions.push(Action::Ready);
         }
         let proven = actions.iter().any(|action| matches!(action, Action::Proven(_)));
-        if was_ready && proven && self.peers.values().all(|peer| peer.way == Way::Proven) {
+        let is_settled = |peer: &Peer| matches!(peer.way, Way::Known | Way::Proven);
+        if was_ready && proven && self.peers.values().all(is_settled) {
             actions.push(Action::Settled);
         }
         actions
     }
 
-    fn appear(&mut self, member: Member, actions: &mut Vec<Action>) {
-        let peer = Peer { incarnation: member.incarnation, way: Way::Greeting };
-        self.peers.insert(member.name.clone(), peer);
+    /// Connects to a peer that is only known.
+    fn want(&mut self, member: Member, actions: &mut Vec<Action>) {
+        if self.peer(&member).is_some_and(|peer| peer.way == Way::Known) {
+            self.open(member, actions);
+        }
+    }
+
+    fn open(&mut self, member: Member, actions: &mut Vec<Action>) {
+        let has_greeted = self.has_greeted(&member);
+        let Some(peer) = self.peer(&member) else { return };
+        peer.way = Way::Greeting;
         actions.push(Action::Connect(member.clone()));
         actions.push(Action::Send { to: member.clone(), kind: Kind::Hello });
-        if self.sessions.contains_key(&token(&self.secret, &member, &self.me)) {
+        if has_greeted {
             actions.push(Action::Send { to: member, kind: Kind::Welcome });
         }
     }
@@ -206,10 +241,14 @@ impl Core {
         self.peers.get(&member.name).is_some_and(|peer| peer.incarnation == member.incarnation)
     }
 
+    fn has_greeted(&self, member: &Member) -> bool {
+        self.sessions.contains_key(&token(&self.secret, member, &self.me))
+    }
+
     fn reachable(&self, member: &Member) -> bool {
-        self.peers
-            .get(&member.name)
-            .is_some_and(|peer| peer.incarnation == member.incarnation && peer.way != Way::Broken)
+        self.peers.get(&member.name).is_some_and(|peer| {
+            peer.incarnation == member.incarnation && !matches!(peer.way, Way::Known | Way::Broken)
+        })
     }
 
     fn expected_are_proven(&self) -> bool {
@@ -313,15 +352,41 @@ mod tests {
     }
 
     impl Bench {
-        fn new(workers: usize) -> Self {
+        fn new(workers: usize, expects: impl Fn(usize, usize) -> bool) -> Self {
             let name = |i: usize| format!("gpu{i}");
             let mut bench = Self { cores: vec![], wires: BTreeMap::new(), ready: vec![0; workers] };
             for i in 0..workers {
                 let mut core = core(&name(i));
-                core.handle(Event::Expect((0..workers).filter(|j| *j != i).map(name).collect()));
+                let expected = (0..workers).filter(|j| *j != i && expects(i, *j));
+                for action in core.handle(Event::Expect(expected.map(name).collect())) {
+                    assert_eq!(action, Action::Ready);
+                    bench.ready[i] += 1;
+                }
                 bench.cores.push(core);
             }
             bench
+        }
+
+        /// All introductions, and all messages, in some order.
+        fn settle(&mut self, introduced: bool, choices: &[usize]) {
+            let workers = self.cores.len();
+            let mut news: Vec<(usize, usize)> = (0..workers)
+                .flat_map(|at| (0..workers).filter(move |of| *of != at).map(move |of| (at, of)))
+                .filter(|_| introduced)
+                .collect();
+            for choice in choices.iter().cycle() {
+                if !news.is_empty() && choice % 2 == 0 {
+                    let (at, of) = news.swap_remove(choice / 2 % news.len());
+                    let peer = self.cores[of].me().clone();
+                    self.handle(at, Event::Appeared(peer));
+                } else if !self.carry(choice / 2) && news.is_empty() {
+                    break;
+                }
+            }
+        }
+
+        fn proven(&self, at: usize, of: usize) -> bool {
+            self.cores[at].is_proven(self.cores[of].me())
         }
 
         fn handle(&mut self, at: usize, event: Event) {
@@ -369,20 +434,34 @@ mod tests {
         fn every_worker_gets_ready_once_in_whatever_order_news_and_messages_come(
             workers in 2usize..6, choices in proptest::collection::vec(0usize..1000, 200),
         ) {
-            let mut bench = Bench::new(workers);
-            let mut news: Vec<(usize, usize)> = (0..workers)
-                .flat_map(|at| (0..workers).filter(move |of| *of != at).map(move |of| (at, of)))
-                .collect();
-            for choice in choices.into_iter().cycle() {
-                if !news.is_empty() && choice % 2 == 0 {
-                    let (at, of) = news.swap_remove(choice / 2 % news.len());
-                    let peer = bench.cores[of].me().clone();
-                    bench.handle(at, Event::Appeared(peer));
-                } else if !bench.carry(choice / 2) && news.is_empty() {
-                    break;
-                }
-            }
+            let mut bench = Bench::new(workers, |_, _| true);
+            bench.settle(true, &choices);
             prop_assert_eq!(bench.ready, vec![1; workers]);
+        }
+
+        #[test]
+        fn a_connection_is_opened_when_one_of_its_ends_needs_it_and_not_before(
+            workers in 2usize..6, expected in any::<u32>(), wanted in any::<u32>(),
+            choices in proptest::collection::vec(0usize..1000, 200),
+        ) {
+            let bit = |bits: u32, at: usize, of: usize| bits >> (at * 5 + of) & 1 == 1;
+            let both = |bits, at, of| bit(bits, at, of) || bit(bits, of, at);
+            let mut bench = Bench::new(workers, |at, of| bit(expected, at, of));
+            bench.settle(true, &choices);
+            prop_assert_eq!(&bench.ready, &vec![1; workers]);
+            let pairs = || (0..workers).flat_map(|at| (0..workers).map(move |of| (at, of)));
+            for (at, of) in pairs().filter(|(at, of)| at != of) {
+                prop_assert_eq!(bench.proven(at, of), both(expected, at, of));
+            }
+            for (at, of) in pairs().filter(|&(at, of)| at != of && bit(wanted, at, of)) {
+                let peer = bench.cores[of].me().clone();
+                bench.handle(at, Event::Wanted(peer));
+            }
+            bench.settle(false, &choices);
+            for (at, of) in pairs().filter(|(at, of)| at != of) {
+                let opened = both(expected, at, of) || both(wanted, at, of);
+                prop_assert_eq!(bench.proven(at, of), opened);
+            }
         }
     }
 }

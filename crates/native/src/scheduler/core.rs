@@ -2,9 +2,12 @@
 //!
 //! Pure: events in, messages out. Does not read sockets.
 //!
-//! A worker must reach the workers that registered before it. So of any two, the later one proves
-//! the connection between them, and no worker waits for one that may never come: which workers are
-//! wanted, and so when the cluster is complete, only the supervisor knows.
+//! A worker must reach workers that registered before it: up to [`ALL_PAIRS`] workers all of them. So
+//! of any two, the later one proves the connection between them, and no worker waits for one that may
+//! never come: which workers are wanted, and so when the cluster is complete, only the supervisor
+//! knows. With more workers, whose pairs grow with the square, a worker must reach those that came 1,
+//! 2, 4, 8, … before it: each has proved that it can send and be reached. The other pairs connect on
+//! first use.
 //!
 //! *Invariant:* any two registered workers have been told of each other; a name belongs to at
 //! most one registered worker; a worker waits only for workers that registered before it and are
@@ -13,7 +16,7 @@
 use std::collections::BTreeMap;
 
 use crate::connection::ConnectionId;
-use cuda_cluster_wire::native::ToWorker;
+use cuda_cluster_wire::native::{ALL_PAIRS, ToWorker};
 use cuda_cluster_wire::peer::Member;
 
 /// What happened.
@@ -88,8 +91,7 @@ impl Core {
             self.forget(former, actions);
         }
         let send = |to, message| Action::Send { to, message };
-        let expects: Vec<String> =
-            self.workers.values().map(|worker| worker.member.name.clone()).collect();
+        let expects = self.expected_next();
         actions.push(send(connection, ToWorker::Expect { names: expects.clone() }));
         for (&other, worker) in &self.workers {
             let (newcomer, present) = (
@@ -100,6 +102,15 @@ impl Core {
         }
         let worker = Worker { member, address, expects, leaving: false };
         self.workers.insert(connection, worker);
+    }
+
+    /// Whom the next worker must reach.
+    fn expected_next(&self) -> Vec<String> {
+        let all = self.workers.len() < ALL_PAIRS;
+        // Connections are numbered in the order in which they came.
+        let before = self.workers.values().rev().enumerate();
+        let wanted = before.filter(|(distance, _)| all || (distance + 1).is_power_of_two());
+        wanted.map(|(_, worker)| worker.member.name.clone()).collect()
     }
 
     fn forget(&mut self, connection: ConnectionId, actions: &mut Vec<Action>) {
@@ -157,6 +168,30 @@ mod tests {
         let actions = core.handle(registered(1, "gpu1"));
         assert_eq!(expects(&actions, 1), Some(vec!["gpu0".to_owned()]));
         assert_eq!(expects(&actions, 0), None);
+    }
+
+    #[test]
+    fn many_workers_each_reach_few_and_together_all() {
+        let mut core = Core::default();
+        let (workers, mut reached, mut pairs) = (128, BTreeSet::from([0]), 0);
+        for connection in 0..workers {
+            let actions = core.handle(registered(connection, &connection.to_string()));
+            let names = expects(&actions, connection).expect("told");
+            let numbers: Vec<u64> = names.iter().map(|name| name.parse().expect("one")).collect();
+            let distances = numbers.iter().map(|other| connection - other);
+            let all = connection < ALL_PAIRS as u64;
+            assert!(distances.clone().all(|distance| all || distance.is_power_of_two()));
+            assert_eq!(
+                numbers.len() as u64,
+                if all { connection } else { 1 + connection.ilog2() as u64 }
+            );
+            if numbers.iter().any(|other| reached.contains(other)) {
+                reached.insert(connection);
+            }
+            pairs += numbers.len();
+        }
+        assert_eq!(reached.len() as u64, workers);
+        assert!(pairs < 128 * 8, "{pairs}");
     }
 
     #[test]

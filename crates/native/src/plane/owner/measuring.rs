@@ -55,16 +55,16 @@ impl Owner {
         measurement: Measurement,
         room: Result<RoomToSend, String>,
     ) {
-        let link = self.links.iter().find(|(_, link)| link.member.name == measurement.to);
+        let peer = self.connected(&measurement.to);
         let no_peer = || format!("there is no connection to {}", measurement.to);
-        match link.ok_or_else(no_peer).and_then(|link| Ok((link, room?))) {
+        match peer.ok_or_else(no_peer).and_then(|peer| Ok((peer, room?))) {
             // To the peer this worker may still be a stranger, who is not answered.
-            Ok(((_, link), room)) if !self.core.is_proven(&link.member) => {
+            Ok((peer, room)) if !self.core.is_proven(&peer) => {
                 self.early_measurements.push((id, measurement, room));
             }
-            Ok(((&peer, _), room)) => {
+            Ok((peer, room)) => {
                 self.pin(measurement.cpus.map(|(sender, _)| sender));
-                let out = self.measurements.begin(id, peer, measurement, room);
+                let out = self.measurements.begin(id, peer.key(), measurement, room);
                 self.send_one(out);
             }
             Err(reason) => self.report(Ended::early(id, reason)),

@@ -43,6 +43,9 @@ use cuda_cluster_wire::status::PeerLanes;
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
 
+/// Time in which further connections may come before the new ones are told.
+const GROWN_AFTER: Duration = Duration::from_millis(50);
+
 /// The purpose for which addresses are sealed.
 const ADDRESS_PURPOSE: &str = "worker address";
 
@@ -79,6 +82,8 @@ pub(super) struct Owner {
     /// And measurements, with the memory for them.
     early_measurements: Vec<(u64, Measurement, RoomToSend)>,
     retries: Vec<(Instant, Member)>,
+    /// When to tell of connections since READY.
+    grown: Option<Instant>,
     reports: async_mpsc::UnboundedSender<Report>,
     inbox: Arc<Inbox>,
     /// The CPUs of the thread before a measurement pinned it.
@@ -130,6 +135,7 @@ impl Owner {
             early: Vec::new(),
             early_measurements: Vec::new(),
             retries: Vec::new(),
+            grown: None,
             reports,
             inbox,
             unpinned: None,
@@ -263,10 +269,16 @@ impl Handler for Owner {
 
     fn on_time(&mut self) {
         self.retry();
+        if self.grown.is_some_and(|at| at <= Instant::now()) {
+            self.grown = None;
+            let lanes = self.lanes();
+            let _ = self.reports.send(Report::Grown(lanes));
+        }
     }
 
     fn next_time(&self) -> Option<Duration> {
-        self.time_to_retry()
+        let grown = self.grown.map(|at| at.saturating_duration_since(Instant::now()));
+        self.time_to_retry().into_iter().chain(grown).min()
     }
 }
 
@@ -383,8 +395,7 @@ impl Owner {
                 let _ = self.reports.send(Report::Ready(lanes));
             }
             Action::Settled => {
-                let lanes = self.lanes();
-                let _ = self.reports.send(Report::Grown(lanes));
+                self.grown.get_or_insert_with(|| Instant::now() + GROWN_AFTER);
             }
         }
     }
@@ -409,6 +420,15 @@ impl Owner {
                 self.handle(Event::Broken(member));
             }
         }
+    }
+
+    /// The peer with this name, unless its connection is broken. Opens the connection if nobody has.
+    fn connected(&mut self, name: &str) -> Option<Member> {
+        let member = self.core.named(name)?;
+        if !self.links.contains_key(&member.key()) {
+            self.handle(Event::Wanted(member.clone()));
+        }
+        self.links.contains_key(&member.key()).then_some(member)
     }
 
     fn send(&self, to: PeerKey, kind: Kind, id: u64, argument: u64, payload: Payload) {

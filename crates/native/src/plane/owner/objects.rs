@@ -19,8 +19,7 @@ const INLINE_CHECKSUM: usize = 256 << 10;
 
 impl Owner {
     pub(super) fn get(&mut self, request: Request) {
-        let link = self.links.iter().find(|(_, link)| link.member.name == request.peer);
-        let Some((&peer, link)) = link else {
+        let Some(peer) = self.connected(&request.peer) else {
             let peer = request.peer.clone();
             return request.refuse(TransferError::NoPeer { peer });
         };
@@ -28,9 +27,10 @@ impl Owner {
         if bytes > NAME_LIMIT {
             return request.refuse(TransferError::Name { bytes });
         }
-        if !self.core.is_proven(&link.member) {
+        if !self.core.is_proven(&peer) {
             return self.early.push(request);
         }
+        let peer = peer.key();
         let name = Payload::from(request.name.clone().into_bytes());
         self.send(peer, Kind::Get, request.id, u64::from(request.checked), name);
         self.transfers.requested(request, peer);
@@ -103,17 +103,13 @@ impl Owner {
     }
 
     pub(super) fn echo(&mut self, peer: String, reply: oneshot::Sender<Result<(), TransferError>>) {
-        let Some(member) = self.peer(&peer) else {
+        let Some(member) = self.connected(&peer) else {
             let _ = reply.send(Err(TransferError::NoPeer { peer }));
             return;
         };
+        let member = member.key();
         self.next_echo += 1;
         self.send(member, Kind::Ping, self.next_echo, 0, Payload::Empty);
         self.echoes.insert(self.next_echo, (member, reply));
-    }
-
-    /// The peer with this name, if it is connected.
-    pub(super) fn peer(&self, name: &str) -> Option<PeerKey> {
-        self.links.iter().find(|(_, link)| link.member.name == name).map(|(key, _)| *key)
     }
 }
