@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
@@ -12,7 +13,8 @@ use super::{output, reach, source, workloads};
 use crate::cluster::measure::{Memory, Subject, Together, Wanted};
 use crate::cluster::{Cluster, FindError};
 use crate::ids::ClusterName;
-use crate::units::Size;
+use crate::plan::Plan;
+use crate::units::{HumanBytes, Size};
 use crate::wire::links::{Pair, Verdict};
 
 /// The machine to simulate where there is no GPU and `--topology` is not given.
@@ -104,6 +106,27 @@ fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
     Ok(if outcome.pairs().iter().any(failed) { Exit::Failed } else { Exit::Done })
 }
 
+/// The sizes of which a worker may hold two messages in host memory, as a receiver does. A worker
+/// beyond its limit is killed.
+fn with_room(sizes: Vec<u64>, plan: &Plan) -> Result<Vec<u64>, Failure> {
+    let Some(limit) = plan.workers.iter().filter_map(|worker| worker.memory_limit_bytes).min()
+    else {
+        return Ok(sizes);
+    };
+    let (fitting, beyond): (Vec<u64>, Vec<u64>) =
+        sizes.into_iter().partition(|size| size.saturating_mul(2) <= limit / 10 * 8);
+    if !beyond.is_empty() {
+        let sizes: Vec<String> = beyond.iter().map(|size| HumanBytes(*size).to_string()).collect();
+        let why = format!("a worker may have {} of host memory", HumanBytes(limit));
+        let what = format!("{} cannot be measured there: {why}", sizes.join(", "));
+        if fitting.is_empty() {
+            return Err(Failure::new(Exit::Usage, anyhow!(what)));
+        }
+        output::note(&what);
+    }
+    Ok(fitting)
+}
+
 /// How a measurement ended: by a signal, or whole.
 type End = Result<Option<u8>, Failure>;
 
@@ -139,9 +162,14 @@ impl LinksArguments {
             _ => Together::None,
         };
         let wanted = self.ways.wanted(subject, false)?;
+        let memory = wanted.memory.unwrap_or(Memory::Host);
+        let host_sizes = match memory {
+            Memory::Device => Vec::new(),
+            Memory::Host | Memory::Both => with_room(sizes.clone(), subject.plan())?,
+        };
         let wanted = Wanted {
-            memory: wanted.memory.or(Some(Memory::Host)),
-            host_sizes: sizes.clone(),
+            memory: Some(memory),
+            host_sizes,
             device_sizes: sizes,
             together,
             lanes_of_all: false,

@@ -1,5 +1,6 @@
 //! Links seen from outside: `verify`, `up --verify`, `bench links`, and the libucp that was chosen.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 use std::time::Duration;
 
@@ -47,6 +48,82 @@ fn a_cluster_that_uses_shared_memory_is_verified_before_it_is_ready() {
         assert!(pair["lanes"].to_string().contains("cma/memory"), "{pair}");
     }
     assert_eq!(sandbox.run(&["down", "good"]).code, 0);
+    sandbox.assert_nothing_is_left();
+}
+
+/// The pairs of workers that are connected, as the state tells.
+fn connected(state: &Value) -> BTreeSet<[String; 2]> {
+    let name = |value: &Value| value.as_str().expect("a name").to_owned();
+    let workers = state["workers"].as_array().expect("workers").iter();
+    let pairs = workers.flat_map(|worker| {
+        let peers = worker["peers"].as_array().expect("peers").iter();
+        peers.map(|peer| {
+            let mut pair = [name(&worker["name"]), name(&peer["peer"])];
+            pair.sort();
+            pair
+        })
+    });
+    pairs.collect()
+}
+
+#[test]
+fn pairs_of_many_workers_connect_on_first_use() {
+    let sandbox = Sandbox::new();
+    let many = ["--gpus", "none", "--cpu-workers", "20", "--name", "many", "--detach"];
+    let said = sandbox.run(&[&["up"], &many[..]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    let before = connected(&sandbox.state("many"));
+    // 16 workers have all of theirs, the others those before them by 1, 2, 4, 8 and 16.
+    assert_eq!(before.len(), 120 + 5 * 4, "{before:?}");
+    let told = "note: 140 of 190 pairs of workers are connected, the others connect on first use";
+    assert!(said.stderr.contains(told), "{said}");
+    let names: Vec<String> = (0..20).map(|number| format!("cpu{number}")).collect();
+    let pairs = names.iter().flat_map(|a| names.iter().map(move |b| [a.clone(), b.clone()]));
+    let apart: Vec<_> = pairs.filter(|pair| pair[0] < pair[1] && !before.contains(pair)).collect();
+    assert_eq!(apart.len(), 50, "{apart:?}");
+    let [one, other] = &apart[7];
+    let link = ["bench", "links", "many", "--from", one, "--to", other, "--rounds", "1"];
+    let said = sandbox.run(&link);
+    assert_eq!(said.code, 0, "{said}");
+    eventually("it is told", Duration::from_secs(30), || {
+        connected(&sandbox.state("many")).contains(&apart[7])
+    });
+    let state = sandbox.state("many");
+    assert_eq!(connected(&state).len(), 141, "no other has been opened");
+    // A successor reaches some again, and whoever needs it reaches it.
+    let workers = state["workers"].as_array().expect("workers");
+    let worker = workers.iter().find(|worker| worker["name"] == other.as_str()).expect("there");
+    sandbox.kill(worker["pid"].as_u64().expect("alive"));
+    let transpose = ["bench", "transpose", "many", "--chunks", "8", "--chunk-size", "64"];
+    let said = sandbox.run(&[&transpose[..], &["--check", "--runs", "1"]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    eventually("READY again", Duration::from_secs(40), || {
+        sandbox.state("many")["state"] == "ready"
+    });
+    assert_eq!(sandbox.run(&link).code, 0);
+    let said = sandbox.run(&["verify", "many", "--rounds", "1", "--within", "1s"]);
+    assert_eq!(said.code, 0, "{said}");
+    eventually("verify has connected all", Duration::from_secs(30), || {
+        connected(&sandbox.state("many")).len() == 190
+    });
+    assert_eq!(sandbox.run(&["down", "many"]).code, 0);
+    sandbox.assert_only_the_causes_are_left("many");
+}
+
+#[test]
+fn messages_that_a_workers_memory_limit_has_no_room_for_are_not_measured() {
+    let sandbox = Sandbox::new();
+    let two = ["up", "--gpus", "none", "--cpu-workers", "2", "--memory-limit", "1GB"];
+    let said = sandbox.run(&[&two[..], &["--name", "small", "--detach"]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    let links = ["bench", "links", "small", "--rounds", "1", "--size"];
+    let said = sandbox.run(&[&links[..], &["64KiB,1GiB"]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    let why = "1.0 GiB cannot be measured there: a worker may have 953.7 MiB of host memory";
+    assert!(said.stderr.contains(why) && !said.stdout.contains("GiB  "), "{said}");
+    let said = sandbox.run(&[&links[..], &["1GiB"]].concat());
+    assert!(said.code == 2 && said.stderr.contains(why), "{said}");
+    assert_eq!(sandbox.run(&["down", "small"]).code, 0);
     sandbox.assert_nothing_is_left();
 }
 

@@ -79,6 +79,11 @@ impl Subject {
         &self.name
     }
 
+    /// What it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     /// Whether its GPUs are simulated.
     pub fn is_simulated(&self) -> bool {
         self.plan.machine.simulated
