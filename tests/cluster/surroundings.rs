@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde_json::Value;
 
 use super::sandbox::{Said, Sandbox, eventually};
@@ -101,6 +102,25 @@ fn root_only() -> bool {
         skip("root", "only root can make these namespaces");
     }
     is_root
+}
+
+#[test]
+fn a_cluster_keeps_no_descriptor_of_who_started_it() {
+    let sandbox = Sandbox::new();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    // As flock(1) passes its lock on, and a build its pipes.
+    fcntl(file.as_file(), FcntlArg::F_SETFD(FdFlag::empty())).expect("set");
+    let up = ["up", "--gpus", "none", "--cpu-workers", "2", "--name", "alone", "--detach"];
+    let said = sandbox.run(&up);
+    assert_eq!(said.code, 0, "{said}");
+    let path = file.path();
+    let keepers = sandbox.pids().into_iter().filter(|pid| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|one| fs::read_link(one.path()).ok()).any(|target| target == path)
+    });
+    assert_eq!(keepers.collect::<Vec<_>>(), [0_u64; 0]);
+    assert_eq!(sandbox.run(&["down", "alone"]).code, 0);
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]

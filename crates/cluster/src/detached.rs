@@ -165,15 +165,13 @@ impl Detached {
         let missing = || failed(std::io::ErrorKind::BrokenPipe.into());
         let pipe = output.map(|_| std::io::pipe()).transpose().map_err(failed)?;
         let (reader, writer) = pipe.unzip();
-        let mut child = Command::new(program)
-            .arg(SUBCOMMAND)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(writer.map_or_else(Stdio::null, Stdio::from))
-            // A Ctrl-C does not reach it, not even before it has a session of its own.
-            .process_group(0)
-            .spawn()
-            .map_err(failed)?;
+        let mut command = Command::new(program);
+        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.stderr(writer.map_or_else(Stdio::null, Stdio::from));
+        // A Ctrl-C does not reach it, not even before it has a session of its own.
+        command.process_group(0);
+        process::without_descriptors(command.as_std_mut());
+        let mut child = command.spawn().map_err(failed)?;
         let mut words = child.stdin.take().ok_or_else(missing)?;
         match words.write_all(&text).await {
             // What has ended already is no supervisor; its exit status will tell.

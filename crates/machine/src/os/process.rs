@@ -8,11 +8,14 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::WaitStatus;
 use nix::time::{ClockId, clock_gettime};
@@ -55,6 +58,33 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the kernel has just made this descriptor for the caller.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
 }
+
+/// The program that is started has standard input, output and error, and no other descriptor of this
+/// process: what outlives its caller must not keep the caller's locks, pipes and files.
+pub fn without_descriptors(command: &mut Command) {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, MOST_DESCRIPTORS));
+    let most = most.min(MOST_DESCRIPTORS);
+    let mark = move || {
+        let close_on_exec = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+        // SAFETY: the call changes flags of descriptors only, of which this process has its own.
+        let marked =
+            unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, close_on_exec) };
+        if marked != 0 {
+            // Before Linux 5.11.
+            for number in 3..libc::c_int::try_from(most).unwrap_or(libc::c_int::MAX) {
+                // SAFETY: as above; a number that is not open is refused.
+                unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between `fork` and `exec` only these two system calls are made; nothing is allocated,
+    // and no lock is taken.
+    unsafe { command.pre_exec(mark) };
+}
+
+/// Where the kernel cannot mark all descriptors at once, so many are.
+const MOST_DESCRIPTORS: u64 = 1 << 16;
 
 /// Whether this process ignores a signal, as its parent may have arranged (nohup(1)).
 pub fn ignores(signal: Signal) -> bool {
