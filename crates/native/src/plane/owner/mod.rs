@@ -33,7 +33,7 @@ use cuda_cluster_data::ucx::{
     self, Completion, EndpointFailure, EndpointId, Payload, Protocol, UcpEndpoint, UcpWorker,
     WorkerAddress,
 };
-use cuda_cluster_wire::native::{Measurement, ToWorker};
+use cuda_cluster_wire::native::{ALL_PAIRS, Measurement, ToWorker};
 use cuda_cluster_wire::peer::{Header, Hello, Kind, Measure, Member, PeerKey, checksum_of};
 use cuda_cluster_wire::secret::{Secret, Token};
 use cuda_cluster_wire::status::PeerLanes;
@@ -43,7 +43,7 @@ use cuda_cluster_wire::status::PeerLanes;
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
 
-/// Time in which further connections may come before the new ones are told.
+/// Time in which further connections may come before the new ones are told, where there may be many.
 const GROWN_AFTER: Duration = Duration::from_millis(50);
 
 /// The purpose for which addresses are sealed.
@@ -270,9 +270,7 @@ impl Handler for Owner {
     fn on_time(&mut self) {
         self.retry();
         if self.grown.is_some_and(|at| at <= Instant::now()) {
-            self.grown = None;
-            let lanes = self.lanes();
-            let _ = self.reports.send(Report::Grown(lanes));
+            self.tell_of_growth();
         }
     }
 
@@ -394,10 +392,17 @@ impl Owner {
                 let lanes = self.lanes();
                 let _ = self.reports.send(Report::Ready(lanes));
             }
+            Action::Settled if self.addresses.len() < ALL_PAIRS => self.tell_of_growth(),
             Action::Settled => {
                 self.grown.get_or_insert_with(|| Instant::now() + GROWN_AFTER);
             }
         }
+    }
+
+    fn tell_of_growth(&mut self) {
+        self.grown = None;
+        let lanes = self.lanes();
+        let _ = self.reports.send(Report::Grown(lanes));
     }
 
     fn connect(&mut self, member: Member) {
