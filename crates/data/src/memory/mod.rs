@@ -12,6 +12,7 @@ mod limits;
 pub mod mapped;
 mod pages;
 mod pool;
+mod reserve;
 pub mod spare;
 
 pub use host::{HostMemory, Lease};
