@@ -3,7 +3,8 @@
 //! A process that has just started has no memory to use again, and the faults of its first messages
 //! take longer than their copies. Does not decide how much is touched, nor when it goes back.
 //!
-//! *Invariant:* the touched bytes are the first ones, and what is cut off is never part of it again.
+//! *Invariant:* the touched bytes are the first ones, and what is cut off is never part of it
+//! again.
 
 use std::io;
 use std::sync::{MutexGuard, PoisonError};
@@ -40,8 +41,8 @@ impl Reserve {
             if !goes_on() {
                 return Ok(None);
             }
-            // One write a page, not one call for all: a call would keep other threads of the process
-            // from mapping memory for as long as it takes.
+            // One write a page, not one call for all: a call would keep other threads of the
+            // process from mapping memory for as long as it takes.
             for at in (step..step + HUGE).step_by(PAGE) {
                 // SAFETY: within the pages, which nobody else has.
                 unsafe { pages.start().add(at).write_volatile(0) };
