@@ -12,6 +12,7 @@ mod limits;
 pub mod mapped;
 mod pages;
 mod pool;
+mod prepare;
 mod reserve;
 pub mod spare;
 

@@ -324,8 +324,8 @@ impl Pool {
         next.into_iter().chain(due).min()
     }
 
-    /// Returns as many bytes to the system, those first that nobody has used yet or for longest, and
-    /// what it may not keep any more. How many it returned.
+    /// Returns as many bytes to the system, those first that nobody has used yet or for longest,
+    /// and what it may not keep any more. How many it returned.
     pub fn free_up(&self, bytes: usize) -> usize {
         self.release(bytes, self.limits.keep())
     }
