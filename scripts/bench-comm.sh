@@ -5,6 +5,7 @@
 #
 #   scripts/bench-comm.sh [TURNS [CANDIDATE ...]]                  9; tcp direct copied fresh ucxx
 #   scripts/bench-comm.sh --graphs WORKERS TURNS [CANDIDATE ...]   tcp direct
+#   scripts/bench-comm.sh --cold TURNS [CANDIDATE ...]             tcp direct; new workers each turn
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -x .venv/bin/python ] || scripts/setup.sh --tests

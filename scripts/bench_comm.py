@@ -9,6 +9,11 @@ workers, and the ratios to the first candidate: medians of the ratios of each tu
 
     bench_comm.py 9 tcp direct                          # worker to worker, two workers
     bench_comm.py --graphs 4 5 tcp direct               # x + x.T and merges, four workers
+    bench_comm.py --cold 5 tcp direct                   # new workers, COLD messages of each size
+
+With `--cold`, each turn starts a cluster for each candidate, one after the other, and sends a few
+messages of each size in order. What counts of a turn is their mean, and the first
+alone.
 """
 
 import json
@@ -21,6 +26,8 @@ import time
 MIB = 1 << 20
 #: Rounds before those that count: memory is shared only after it has been used some times.
 WARM_UP = 5
+#: Messages of each size that new workers exchange.
+COLD = 3
 
 #: Name, size of an array in bytes, how many at once. Where the name ends in "read", the receiver
 #: also reads every byte.
@@ -152,24 +159,72 @@ def serve(candidate, workers):
             print(json.dumps([took, cpu]), file=answers, flush=True)
 
 
+def start(candidate, workers):
+    return subprocess.Popen(
+        [sys.executable, __file__, "--serve", candidate, str(workers)],
+        env={**os.environ, **ENVIRONMENT[candidate]},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+
+
+def ask_process(process, candidate, name):
+    process.stdin.write(name + "\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        sys.exit(f"{candidate} failed at {name}")
+    return json.loads(answer)
+
+
+def end(running):
+    for process in running.values():
+        process.stdin.close()
+    for candidate, process in running.items():
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            print(f"{candidate} did not end and was killed", file=sys.stderr)
+            process.kill()
+            process.wait()
+
+
+def cold(turns, candidates):
+    """Prints the median of the turns, and of the first message, in milliseconds."""
+    names = [name for name in MOVES if not name.endswith("read")]
+    seen = {(candidate, name): [] for candidate in candidates for name in names}
+    for turn in range(turns):
+        first = turn % len(candidates)
+        for candidate in candidates[first:] + candidates[:first]:
+            process = start(candidate, 2)
+            try:
+                for name in names:
+                    took = [ask_process(process, candidate, name)[0] for _ in range(COLD)]
+                    seen[candidate, name].append(took)
+            finally:
+                end({candidate: process})
+    print(
+        f"new workers, {turns} turns, {COLD} messages of each size: one message of a turn, the first"
+        f" alone, medians (of the ratios to {candidates[0]})"
+    )
+    print(f"{'':15}" + "".join(f"{candidate:>40}" for candidate in candidates))
+    for name in names:
+        line = f"{name:15}"
+        for candidate in candidates:
+            pairs = list(zip(seen[candidates[0], name], seen[candidate, name], strict=True))
+            text = ""
+            for part in (statistics.mean, lambda took: took[0]):
+                took = statistics.median(part(found) for _, found in pairs)
+                ratio = statistics.median(part(base) / part(found) for base, found in pairs)
+                text += f"  {took * 1e3:.1f} ms ({ratio:.2f}x)"
+            line += f"{text:>40}"
+        print(line, flush=True)
+
+
 def main(turns, names, workers, candidates):
-    running = {
-        candidate: subprocess.Popen(
-            [sys.executable, __file__, "--serve", candidate, str(workers)],
-            env={**os.environ, **ENVIRONMENT[candidate]},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )
-        for candidate in candidates
-    }
+    running = {candidate: start(candidate, workers) for candidate in candidates}
 
     def ask(candidate, name):
-        process = running[candidate]
-        process.stdin.write(name + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            sys.exit(f"{candidate} failed at {name}")
-        return json.loads(answer)
+        return ask_process(running[candidate], candidate, name)
 
     try:
         print(f"{workers} workers, {turns} turns, medians (of the ratios to {candidates[0]})")
@@ -195,15 +250,7 @@ def main(turns, names, workers, candidates):
                 line += f"{text:>34}"
             print(line, flush=True)
     finally:
-        for process in running.values():
-            process.stdin.close()
-        for candidate, process in running.items():
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                print(f"{candidate} did not end and was killed", file=sys.stderr)
-                process.kill()
-                process.wait()
+        end(running)
 
 
 if __name__ == "__main__":
@@ -212,6 +259,8 @@ if __name__ == "__main__":
     elif sys.argv[1] == "--graphs":
         candidates = sys.argv[4:] or ["tcp", "direct"]
         main(int(sys.argv[3]), GRAPHS, int(sys.argv[2]), candidates)
+    elif sys.argv[1] == "--cold":
+        cold(int(sys.argv[2]), sys.argv[3:] or ["tcp", "direct"])
     else:
         candidates = sys.argv[2:] or ["tcp", "direct", "copied", "fresh", "ucxx"]
         main(int(sys.argv[1]), [*MOVES, *TASKS], 2, candidates)

@@ -13,6 +13,7 @@ import functools
 import weakref
 from typing import Any
 
+import psutil
 from dask.utils import parse_bytes
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
@@ -25,6 +26,9 @@ SHARE = 8
 
 #: And at most so many bytes.
 MOST = 512 << 20
+
+#: Of the machine's free memory, a worker that starts touches at most this share.
+FREE = 32
 
 #: The workers of this process that have listened.
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -52,6 +56,8 @@ def follow(server: Any, direct: Any) -> None:
         callback = PeriodicCallback(functools.partial(bound, direct), interval)
         server.periodic_callbacks["direct-memory"] = callback
     bound(direct)
+    if isinstance(manager, WorkerMemoryManager):
+        direct.prepare_memory(_prepared())
 
 
 def _bounds() -> tuple[int, int | None]:
@@ -62,6 +68,13 @@ def _bounds() -> tuple[int, int | None]:
     keep = min([MOST, *(limit // SHARE for limit in (MEMORY_LIMIT, *limits))])
     keep = parse_bytes(setting("distributed.comm.direct.keep-memory", keep))
     return keep, min(map(_threshold, limited), default=None)
+
+
+def _prepared() -> int:
+    """How many bytes are touched before the first message: half of what may be held, if the machine
+    has many times as much."""
+    keep, _ = _bounds()
+    return min(keep // 2, psutil.virtual_memory().available // FREE)
 
 
 def _threshold(manager: Any) -> int:

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 #[cfg(feature = "plane")]
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +87,7 @@ pub struct Engine {
     mappings: Mappings,
     routes: Mutex<routes::Knowledge>,
     received: Received,
+    is_prepared: AtomicBool,
     #[cfg(feature = "plane")]
     pub(crate) plane: OnceLock<Result<crate::plane::Plane, String>>,
     /// Seals addresses for this process.
@@ -158,6 +159,24 @@ impl Engine {
             // Its thread looks at what the process has from now on.
             let _ = engine.wake.write(1);
         }
+    }
+
+    /// Readies this process for its first large messages, once: finds their route, and touches so
+    /// many bytes of memory for them. A thread of low priority does that.
+    pub fn prepare(&'static self, bytes: usize) {
+        if bytes == 0 || self.is_prepared.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let thread = std::thread::Builder::new().name("direct memory".into());
+        // Without the thread, the first messages take longer, and nothing else.
+        let _ = thread.spawn(move || {
+            lower_priority();
+            let has_room = || self.limits.excess(routes::SAMPLES) == 0;
+            if self.routes().measures(has_room) {
+                self.measure_routes();
+            }
+            let _ = self.pool.prepare(bytes);
+        });
     }
 
     /// Gives back what this process has too much of: memory of the pool, and page tables of the
@@ -254,18 +273,19 @@ impl Engine {
         let has_room = || self.limits.excess(routes::SAMPLES.saturating_add(len)) == 0;
         if len >= routes::LEAST && self.routes().measures(has_room) {
             let thread = std::thread::Builder::new().name("direct routes".into());
-            let measure = || {
-                let found = routes::measure();
-                self.routes().learn(found);
-                if self.routes().least().is_some() {
-                    self.pool.share();
-                }
-            };
-            if thread.spawn(measure).is_err() {
+            if thread.spawn(|| self.measure_routes()).is_err() {
                 self.routes().learn(None);
             }
         }
         self.routes().least()
+    }
+
+    fn measure_routes(&self) {
+        let found = routes::measure();
+        self.routes().learn(found);
+        if self.routes().least().is_some() {
+            self.pool.share();
+        }
     }
 
     fn routes(&self) -> MutexGuard<'_, routes::Knowledge> {
@@ -296,6 +316,7 @@ impl Engine {
             limits,
             routes: Mutex::new(routes::Knowledge::NONE),
             received: Received::default(),
+            is_prepared: AtomicBool::new(false),
             #[cfg(feature = "plane")]
             plane: OnceLock::new(),
             #[cfg(feature = "plane")]
@@ -327,6 +348,13 @@ impl Engine {
 fn engine_at(at: *mut Engine) -> Option<&'static Engine> {
     // SAFETY: what is stored in `ENGINE` is null or a leaked box.
     unsafe { at.as_ref() }
+}
+
+/// Of this thread: whatever else wants to run goes first.
+#[allow(unsafe_code)]
+fn lower_priority() {
+    // SAFETY: numbers alone. On Linux, 0 is the calling thread.
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
 }
 
 /// Accepts one connection, if one waits.

@@ -45,7 +45,7 @@ mod _comm {
     #[pymodule_export]
     use super::{
         Connection, Events, Held, Listener, Memory, bound_memory, connect, is_of_this_user,
-        kept_memory, least_written, listen, preamble, received, shared_memory,
+        kept_memory, least_written, listen, preamble, prepare_memory, received, shared_memory,
     };
 }
 
@@ -166,6 +166,13 @@ fn listen(
 #[pyo3(signature = (keep, process=None))]
 fn bound_memory(keep: usize, process: Option<usize>) {
     Engine::bound(keep, process.unwrap_or(usize::MAX));
+}
+
+/// Readies this process for its first large messages: memory of so many bytes, and their route.
+#[pyfunction]
+fn prepare_memory(bytes: usize) -> PyResult<()> {
+    Engine::of_this_process()?.prepare(bytes);
+    Ok(())
 }
 
 /// How each end of a connection begins, in all versions.

@@ -12,6 +12,8 @@ mod limits;
 pub mod mapped;
 mod pages;
 mod pool;
+mod prepare;
+mod reserve;
 pub mod spare;
 
 pub use host::{HostMemory, Lease};

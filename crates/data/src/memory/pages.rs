@@ -61,6 +61,16 @@ impl Pages {
         Ok(Self { start, len })
     }
 
+    /// Takes off the first `len` bytes, a multiple of [`PAGE`].
+    pub(super) fn cut(&mut self, len: usize) -> Self {
+        assert!(len.is_multiple_of(PAGE) && len <= self.len, "a part of the pages");
+        let start = self.start;
+        // SAFETY: at most the end of the mapping. Each part is unmapped by its own owner.
+        self.start = unsafe { start.add(len) };
+        self.len -= len;
+        Self { start, len }
+    }
+
     /// Where they begin.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
@@ -74,6 +84,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.len == 0 {
+            return;
+        }
         // SAFETY: its own pages, and their owner is gone.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
     }

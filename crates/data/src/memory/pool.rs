@@ -23,6 +23,7 @@ use super::arena::{Arena, Budget, Range};
 use super::kept::{Kept, Piece};
 use super::limits::Limits;
 use super::pages::{PAGE, Pages};
+use super::reserve::Reserve;
 
 /// From this size on, in bytes, a block is a region of the pool. Smaller ones are the allocator's.
 pub const POOLED: usize = 64 << 10;
@@ -41,9 +42,11 @@ const USES: u32 = 3;
 pub struct Pool {
     /// The process whose threads take its lock; a fork of it may have been made while it was held.
     process: u32,
-    limits: Arc<Limits>,
-    sizes: Sizes,
+    pub(super) limits: Arc<Limits>,
+    pub(super) sizes: Sizes,
     free: Mutex<Kept<Region>>,
+    /// For regions that would be new otherwise.
+    pub(super) reserve: Mutex<Option<Reserve>>,
     /// Whether regions are replaced by shared ones.
     shares: AtomicBool,
     /// Of shared regions, in the pool or not.
@@ -64,7 +67,7 @@ struct Shared {
 
 /// Which region serves a block.
 #[derive(Clone, Copy, Debug)]
-enum Sizes {
+pub(super) enum Sizes {
     /// Of few sizes, at most an eighth larger than the block.
     Few,
     /// As large as the block, or one that is kept and at most an eighth larger.
@@ -187,6 +190,7 @@ impl Pool {
             process: std::process::id(),
             limits: Arc::clone(limits),
             free: Mutex::default(),
+            reserve: Mutex::default(),
             shares: AtomicBool::new(false),
             budget: Budget::new(limits),
             shared: Mutex::default(),
@@ -203,6 +207,7 @@ impl Pool {
         let size = self.sizes.of(len)?;
         let kept = self.kept_region(Kind::Shared, size);
         let kept = kept.or_else(|| self.kept_region(Kind::Private, size));
+        let kept = kept.or_else(|| self.split(size)).or_else(|| self.cut(size));
         let region = kept.map_or_else(|| self.make_private(size), Ok)?;
         Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
     }
@@ -313,13 +318,14 @@ impl Pool {
         let idle = free.take_idle(now, KEEP);
         let next = free.oldest().map(|since| since + KEEP);
         drop(free);
-        // Unmapping takes time: not under the lock.
-        drop(idle);
-        next
+        let (old, due) = self.trim_reserve(now);
+        // Unmapping takes time: not under a lock.
+        drop((idle, old));
+        next.into_iter().chain(due).min()
     }
 
-    /// Returns as many bytes to the system, those first that nobody has used for longest, and what
-    /// it may not keep any more. How many it returned.
+    /// Returns as many bytes to the system, those first that nobody has used yet or for longest,
+    /// and what it may not keep any more. How many it returned.
     pub fn free_up(&self, bytes: usize) -> usize {
         self.release(bytes, self.limits.keep())
     }
@@ -332,6 +338,13 @@ impl Pool {
     fn release(&self, least: usize, most: usize) -> usize {
         let mut freed = Vec::new();
         let mut sum = 0;
+        let unused = {
+            let mut reserve = self.reserve();
+            let touched = reserve.as_ref().map_or(0, Reserve::touched);
+            let goes = least > 0 || self.free().bytes() + touched > most;
+            sum += if goes { touched } else { 0 };
+            if goes { reserve.take() } else { None }
+        };
         {
             let mut free = self.free();
             while (sum < least || free.bytes() > most)
@@ -341,16 +354,17 @@ impl Pool {
                 freed.push(oldest);
             }
         }
-        drop(freed);
+        drop((freed, unused));
         sum
     }
 
     /// What it keeps, in bytes.
     pub fn kept(&self) -> usize {
-        self.free().bytes()
+        let touched = self.reserve().as_ref().map_or(0, Reserve::touched);
+        self.free().bytes() + touched
     }
 
-    fn give_back(&self, region: Region) {
+    pub(super) fn give_back(&self, region: Region) {
         if std::process::id() != self.process {
             // The parent's region, of which a fork has a copy.
             std::mem::forget(region);
@@ -366,7 +380,14 @@ impl Pool {
             free.bytes() == len
         };
         self.free_up(self.limits.excess_after(len, 0));
-        if is_first && let Some(Wake(wake)) = self.wake.get() {
+        if is_first {
+            self.wake();
+        }
+    }
+
+    /// There is something to trim.
+    pub(super) fn wake(&self) {
+        if let Some(Wake(wake)) = self.wake.get() {
             wake();
         }
     }
@@ -392,7 +413,7 @@ impl Pool {
         }
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, Kept<Region>> {
+    pub(super) fn free(&self) -> std::sync::MutexGuard<'_, Kept<Region>> {
         // No step between two changes of it can panic.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
