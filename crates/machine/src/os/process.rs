@@ -59,8 +59,8 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
 }
 
-/// The program that is started has standard input, output and error, and no other descriptor of this
-/// process: what outlives its caller must not keep the caller's locks, pipes and files.
+/// The program that is started has standard input, output and error, and no other descriptor of
+/// this process: what outlives its caller must not keep the caller's locks, pipes and files.
 pub fn without_descriptors(command: &mut Command) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, MOST_DESCRIPTORS));
     let most = most.min(MOST_DESCRIPTORS);

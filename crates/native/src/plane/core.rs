@@ -6,8 +6,8 @@
 //! B's `Met`. Either side may learn of the other first, from the scheduler or from the other's
 //! `Hello`; whatever needs an endpoint waits until the scheduler has sent the address.
 //!
-//! A peer that nobody needs is only known: its connection is opened when it is expected before READY,
-//! when it says `Hello`, or on first use.
+//! A peer that nobody needs is only known: its connection is opened when it is expected before
+//! READY, when it says `Hello`, or on first use.
 //!
 //! *Invariant:* a message is accepted only under the token of a verified `Hello`; READY is
 //! reported once, and only when the connection to every expected peer is verified.

@@ -43,7 +43,8 @@ use cuda_cluster_wire::status::PeerLanes;
 const MEASURED_LOOKS: u32 = 256;
 const PINNED_LOOKS: u32 = 1 << 16;
 
-/// Time in which further connections may come before the new ones are told, where there may be many.
+/// Time in which further connections may come before the new ones are told, where there may be
+/// many.
 const GROWN_AFTER: Duration = Duration::from_millis(50);
 
 /// The purpose for which addresses are sealed.
@@ -427,7 +428,8 @@ impl Owner {
         }
     }
 
-    /// The peer with this name, unless its connection is broken. Opens the connection if nobody has.
+    /// The peer with this name, unless its connection is broken. Opens the connection if nobody
+    /// has.
     fn connected(&mut self, name: &str) -> Option<Member> {
         let member = self.core.named(name)?;
         if !self.links.contains_key(&member.key()) {
