@@ -13,7 +13,7 @@ import functools
 import weakref
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from dask.utils import parse_bytes
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
@@ -74,7 +74,8 @@ def _prepared() -> int:
     """How many bytes are touched before the first message: half of what may be held, if the machine
     has many times as much."""
     keep, _ = _bounds()
-    return min(keep // 2, psutil.virtual_memory().available // FREE)
+    available: int = psutil.virtual_memory().available
+    return min(keep // 2, available // FREE)
 
 
 def _threshold(manager: Any) -> int:

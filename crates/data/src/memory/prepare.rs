@@ -55,8 +55,8 @@ impl Pool {
     }
 
     /// Touches so many bytes for blocks to come, if it may hold them and the process has room. They
-    /// go back to the system after [`KEEP_RESERVE`], or as soon as the process has too much. Takes
-    /// as long as the faults do: for a thread of its own.
+    /// go back to the system after a minute, or as soon as the process has too much. Takes as long
+    /// as the faults do: for a thread of its own.
     ///
     /// # Errors
     /// If there is no memory.

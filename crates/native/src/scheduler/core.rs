@@ -2,12 +2,12 @@
 //!
 //! Pure: events in, messages out. Does not read sockets.
 //!
-//! A worker must reach workers that registered before it: up to [`ALL_PAIRS`] workers all of them.
-//! So of any two, the later one proves the connection between them, and no worker waits for one that
-//! may never come: which workers are wanted, and so when the cluster is complete, only the supervisor
-//! knows. With more workers, whose pairs grow with the square, a worker must reach those that came
-//! 1, 2, 4, 8, … before it: each has proved that it can send and be reached. The other pairs connect
-//! on first use.
+//! A worker must reach workers that registered before it: up to [`ALL_PAIRS`] workers all of
+//! them. So of any two, the later one proves the connection between them, and no worker waits for
+//! one that may never come: which workers are wanted, and so when the cluster is complete, only
+//! the supervisor knows. With more workers, whose pairs grow with the square, a worker must reach
+//! those that came 1, 2, 4, 8, … before it: each has proved that it can send and be reached. The
+//! other pairs connect on first use.
 //!
 //! *Invariant:* any two registered workers have been told of each other; a name belongs to at
 //! most one registered worker; a worker waits only for workers that registered before it and are
