@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Core, ObjectId, State, TaskKey};
+use super::{Core, ObjectId, State, TaskKey, WorkerId};
 
 impl Core {
     /// Panics with a sentence if an invariant does not hold.
@@ -119,7 +119,22 @@ impl Core {
         }
     }
 
+    fn check_crowd(&self, id: WorkerId) {
+        let worker = self.workers.get(&id);
+        let (room, waits, works) = worker.map_or((false, false, true), |w| {
+            let waits = !(w.queue.is_empty() && w.needy.is_empty());
+            (w.has_room(), waits, waits || !w.sent.is_empty())
+        });
+        assert_eq!(self.crowd.roomy.contains(&id), room, "room of {id}");
+        assert_eq!(self.crowd.awaited.contains(&id), room && waits, "queues of {id}");
+        assert_eq!(self.crowd.idle.contains(&id), !works, "work of {id}");
+    }
+
     fn check_workers(&self) {
+        let all = self.workers.keys().chain(&self.crowd.roomy);
+        for id in all.chain(&self.crowd.awaited).chain(&self.crowd.idle) {
+            self.check_crowd(*id);
+        }
         for (id, worker) in &self.workers {
             assert_eq!(worker.sent.len(), worker.order_of.len());
             for key in worker.sent.values() {

@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use super::{Because, Core, ObjectId, State, Task, WorkerId};
 
+/// So many tasks that go before one are counted.
+const COUNTED: usize = 10_000;
+
 impl Core {
     /// One or two sentences on the state of a task.
     pub(crate) fn explain(&self, id: ObjectId) -> String {
@@ -21,14 +24,19 @@ impl Core {
         let mut text = format!("{id} ({what}) ");
         match task.state {
             State::Waiting => self.explain_waiting(task, &mut text),
-            State::Ready if self.parked.iter().any(|key| self.tasks[*key].id == task.id) => {
+            State::Ready if object.producer.is_some_and(|key| self.parked.contains(&key)) => {
                 text.push_str("could run, but no present worker may run it");
                 self.explain_wishes(task, &mut text);
             }
             State::Ready => {
-                let before = self.ready.iter().position(|entry| self.tasks[entry.task].id == id);
-                let before = before.unwrap_or_default();
-                let _ = write!(text, "could run; {before} tasks go before it, no worker has room");
+                let before = self.ready.iter().take(COUNTED + 1);
+                let before = before.take_while(|entry| Some(entry.task) != object.producer).count();
+                let more = if before > COUNTED { "more than " } else { "" };
+                let _ = write!(
+                    text,
+                    "could run; {more}{} tasks go before it, no worker has room",
+                    before.min(COUNTED)
+                );
             }
             State::Queued(worker) => {
                 let _ = write!(text, "waits for {}, which is busy; ", self.worker_name(worker));

@@ -221,9 +221,7 @@ impl Core {
         self.names.remove(&object.id);
         self.askers.remove(&key);
         self.coming.remove(&key);
-        for worker in self.workers.values_mut() {
-            worker.arriving.remove(&key);
-        }
+        self.arrivals.forget(key);
     }
 
     /// Frees the workers' copies of an object. A copy in the scheduler itself is small, and stays

@@ -26,7 +26,7 @@ const PROBE_EVERY: u64 = 100;
 
 /// Sizes that are averaged together: below 64 KiB, 1 MiB, 16 MiB, and above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum SizeClass {
+pub(super) enum SizeClass {
     Small,
     Medium,
     Large,
@@ -34,7 +34,7 @@ enum SizeClass {
 }
 
 impl SizeClass {
-    fn of(bytes: u64) -> Self {
+    pub(super) fn of(bytes: u64) -> Self {
         match bytes {
             0..0x1_0000 => SizeClass::Small,
             0x1_0000..0x10_0000 => SizeClass::Medium,
@@ -52,6 +52,13 @@ impl SizeClass {
             Huge => [Large, Medium, Small],
         }
     }
+}
+
+/// So many transfers, and their bytes together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Many {
+    pub(super) count: u64,
+    pub(super) bytes: u64,
 }
 
 #[derive(Default)]
@@ -88,7 +95,8 @@ impl Links {
         links
     }
 
-    fn place(&mut self, name: &str) -> usize {
+    /// Where a worker of this name stands here.
+    pub(super) fn place(&mut self, name: &str) -> usize {
         let next = self.names.len();
         if let Some(place) = self.names.get(name) {
             return *place;
@@ -97,20 +105,14 @@ impl Links {
         next
     }
 
-    fn pair(&self, from: &str, to: &str) -> Option<(usize, usize)> {
-        Some((*self.names.get(from)?, *self.names.get(to)?))
-    }
-
-    /// Seconds that a transfer is expected to take.
-    pub(super) fn seconds(&self, from: &str, to: &str, bytes: u64) -> f64 {
-        LATENCY + bytes as f64 / self.bandwidth(from, to, bytes)
+    /// Seconds that transfers, all of one size class, are expected to take.
+    pub(super) fn seconds(&self, pair: (usize, usize), class: SizeClass, many: Many) -> f64 {
+        many.count as f64 * LATENCY + many.bytes as f64 / self.bandwidth(pair, class)
     }
 
     /// Bytes per second: as measured for this size, else for the nearest measured size, else
     /// estimated.
-    pub(super) fn bandwidth(&self, from: &str, to: &str, bytes: u64) -> f64 {
-        let Some(pair) = self.pair(from, to) else { return DEFAULT_BANDWIDTH };
-        let class = SizeClass::of(bytes);
+    fn bandwidth(&self, pair: (usize, usize), class: SizeClass) -> f64 {
         let measured = self.links.get(&pair).and_then(|link| {
             let exact = link.averages.get(&class);
             exact.or_else(|| class.nearest_first().iter().find_map(|c| link.averages.get(c)))
@@ -120,14 +122,12 @@ impl Links {
     }
 
     /// When the link was last measured, in microseconds; 0 for never.
-    pub(super) fn measured(&self, from: &str, to: &str) -> u64 {
-        let link = self.pair(from, to).and_then(|pair| self.links.get(&pair));
-        link.map_or(0, |link| link.measured)
+    pub(super) fn measured(&self, pair: (usize, usize)) -> u64 {
+        self.links.get(&pair).map_or(0, |link| link.measured)
     }
 
     /// Learns from a transfer.
-    pub(super) fn learn(&mut self, from: &str, to: &str, bytes: u64, micros: u64, now: u64) {
-        let pair = (self.place(from), self.place(to));
+    pub(super) fn learn(&mut self, pair: (usize, usize), bytes: u64, micros: u64, now: u64) {
         let rate = bytes as f64 / (micros.max(1) as f64 * 1e-6);
         let link = self.links.entry(pair).or_default();
         link.transfers += 1;
@@ -190,40 +190,52 @@ fn quartiles(rates: &VecDeque<f64>) -> [f64; 3] {
 mod tests {
     use super::*;
 
-    fn pair(from: &str, to: &str) -> (String, String) {
-        (from.to_owned(), to.to_owned())
+    #[test]
+    fn a_measurement_replaces_the_prior_for_its_size_and_its_neighbours() {
+        let names = ("a".to_owned(), "b".to_owned());
+        let mut links = Links::new([(names, 4e9)].into(), 1);
+        let (there, back) =
+            ((links.place("a"), links.place("b")), (links.place("b"), links.place("a")));
+        assert_eq!(links.bandwidth(there, SizeClass::Large), 4e9);
+        assert_eq!(links.bandwidth(back, SizeClass::Large), DEFAULT_BANDWIDTH);
+        links.learn(there, 10 << 20, 10 << 20, 5);
+        assert!((links.bandwidth(there, SizeClass::Large) - 1e6).abs() < 1.0);
+        assert!((links.bandwidth(there, SizeClass::Small) - 1e6).abs() < 1.0);
     }
 
     #[test]
-    fn a_measurement_replaces_the_prior_for_its_size_and_its_neighbours() {
-        let mut links = Links::new([(pair("a", "b"), 4e9)].into(), 1);
-        assert_eq!(links.bandwidth("a", "b", 1 << 20), 4e9);
-        assert_eq!(links.bandwidth("b", "a", 1 << 20), DEFAULT_BANDWIDTH);
-        links.learn("a", "b", 10 << 20, 10 << 20, 5);
-        assert!((links.bandwidth("a", "b", 10 << 20) - 1e6).abs() < 1.0);
-        assert!((links.bandwidth("a", "b", 1000) - 1e6).abs() < 1.0);
+    fn many_transfers_take_as_long_as_each_of_them_after_the_other() {
+        let mut links = Links::new(BTreeMap::new(), 1);
+        let pair = (links.place("a"), links.place("b"));
+        links.learn(pair, 3 << 20, 1000, 5);
+        let class = SizeClass::of(3 << 20);
+        let one = links.seconds(pair, class, Many { count: 1, bytes: 3 << 20 });
+        let ten = links.seconds(pair, class, Many { count: 10, bytes: 30 << 20 });
+        assert!((ten - 10.0 * one).abs() < 1e-9, "{ten} {one}");
     }
 
     #[test]
     fn an_average_follows_a_link_that_changes() {
         let mut links = Links::new(BTreeMap::new(), 1);
-        links.learn("a", "b", 1_000_000, 1_000_000, 1);
+        let pair = (links.place("a"), links.place("b"));
+        links.learn(pair, 1_000_000, 1_000_000, 1);
         for now in 0..20 {
-            links.learn("a", "b", 1_000_000, 100_000, now);
+            links.learn(pair, 1_000_000, 100_000, now);
         }
-        let learned = links.bandwidth("a", "b", 1_000_000);
+        let learned = links.bandwidth(pair, SizeClass::of(1_000_000));
         assert!((9.9e6..=10e6).contains(&learned), "{learned}");
     }
 
     #[test]
     fn quartiles_are_those_of_the_latest_transfers() {
         let mut links = Links::new(BTreeMap::new(), 1);
+        let pair = (links.place("a"), links.place("b"));
         // The slow ones are the oldest, and no longer kept.
         for _ in 0..7 {
-            links.learn("a", "b", 1, 1_000_000, 1);
+            links.learn(pair, 1, 1_000_000, 1);
         }
         for rate in 1..=KEPT as u64 {
-            links.learn("a", "b", rate * 1000, 1_000_000, 1);
+            links.learn(pair, rate * 1000, 1_000_000, 1);
         }
         let overview = links.overview();
         assert_eq!(overview.len(), 1);

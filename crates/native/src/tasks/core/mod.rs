@@ -2,13 +2,16 @@
 //!
 //! Pure: time comes with each event, and the little randomness that probing needs comes from a
 //! seed. The parts: [`graph`] (dependencies, what is still needed, what must be computed again),
-//! [`placement`] (which worker runs a task), [`links`] (the bandwidth between workers), [`check`]
+//! [`placement`] (which worker runs a task, by [`estimate`]), [`steal`] (what idle workers take
+//! over), [`crowd`] (which workers to look at), [`links`] (the bandwidth between workers), [`check`]
 //! (the invariants, as code), [`explain`].
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
 #[cfg(test)]
 mod check;
+mod crowd;
+mod estimate;
 mod explain;
 mod graph;
 mod holders;
@@ -16,6 +19,7 @@ mod links;
 mod placement;
 mod record;
 mod reports;
+mod steal;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 
+use crowd::{Arrivals, Crowd};
 use cuda_cluster_model::plan::Placement;
 use cuda_cluster_wire::tasks::{
     ARGUMENTS_LIMIT, ARITY_LIMIT, FunctionOverview, INLINE_LIMIT, ObjectId, Overview, Product,
@@ -170,6 +175,8 @@ pub(crate) struct Core {
     workers: BTreeMap<WorkerId, Worker>,
     functions: Vec<Function>,
     function_names: HashMap<String, u32>,
+    crowd: Crowd,
+    arrivals: Arrivals,
     links: Links,
     /// Tasks that any worker may take.
     ready: Queue,
@@ -204,6 +211,8 @@ impl Core {
             workers: BTreeMap::new(),
             functions: Vec::new(),
             function_names: HashMap::new(),
+            crowd: Crowd::default(),
+            arrivals: Arrivals::default(),
             links,
             ready: Queue::new(),
             parked: BTreeSet::new(),
@@ -281,6 +290,7 @@ impl Core {
         resources: BTreeMap<String, u64>,
     ) {
         let worker = Worker {
+            place: self.links.place(&name),
             name,
             threads: threads.max(1),
             free: resources.clone(),
@@ -296,10 +306,10 @@ impl Core {
             queued_incoming_seconds: 0.0,
             alone: false,
             objects: BTreeSet::new(),
-            arriving: BTreeSet::new(),
             finished: 0,
         };
         self.workers.insert(id, worker);
+        self.note(id);
         for key in std::mem::take(&mut self.parked) {
             self.make_ready(key);
         }
@@ -307,6 +317,8 @@ impl Core {
 
     fn worker_lost(&mut self, id: WorkerId) {
         let Some(lost) = self.workers.remove(&id) else { return };
+        self.note(id);
+        self.arrivals.forget_worker(id);
         for entry in lost.queue.iter().chain(&lost.needy) {
             self.make_ready(entry.task);
         }

@@ -16,26 +16,17 @@ use super::{
     TaskKey, Worker, WorkerId,
 };
 
-/// Assumed run time of a function that has not run yet, in seconds.
-const UNKNOWN_SECONDS: f64 = 0.02;
-
 /// Seconds of computation sent to a worker per thread, in addition to one waiting task.
 const SECONDS_AHEAD: f64 = 0.05;
 
 /// Most tasks that are sent to a worker.
 const TASKS_AHEAD: usize = 2048;
 
-/// Seconds of waiting above which it pays to ask a worker to return a task.
-const WORTH_STEALING: f64 = 0.005;
-
 /// Weight of the newest run of a function.
 const WEIGHT: f64 = 0.2;
 
-/// The lowest estimate, in seconds: the cost of a message.
-const LEAST_SECONDS: f64 = 5e-6;
-
 impl Worker {
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let threads = self.threads as usize;
         !self.alone
             && (self.sent.len() <= threads
@@ -44,7 +35,7 @@ impl Worker {
     }
 
     /// Seconds until it would begin another task.
-    fn wait(&self) -> f64 {
+    pub(super) fn wait(&self) -> f64 {
         (self.sent_seconds + self.queued_seconds) / f64::from(self.threads)
     }
 }
@@ -75,18 +66,13 @@ impl Core {
         }
     }
 
-    fn compute_seconds(&self, key: TaskKey) -> f64 {
-        let function = &self.functions[self.tasks[key].function as usize];
-        function.seconds.unwrap_or(UNKNOWN_SECONDS).max(LEAST_SECONDS)
-    }
-
     fn entry(&self, key: TaskKey) -> Entry {
         let task = &self.tasks[key];
         Entry { priority: Reverse(task.priority), sequence: task.sequence, task: key }
     }
 
     /// Whether a task needs resources or must run alone.
-    fn is_needy(&self, key: TaskKey) -> bool {
+    pub(super) fn is_needy(&self, key: TaskKey) -> bool {
         let task = &self.tasks[key];
         task.deaths > 0 || task.special.as_ref().is_some_and(|s| !s.resources.is_empty())
     }
@@ -121,6 +107,7 @@ impl Core {
                         (worker.queued_seconds, worker.queued_incoming_seconds) = (0.0, 0.0);
                     }
                 }
+                self.note(id);
             }
             State::Waiting | State::Sent(_) | State::Idle | State::Failed => return,
         }
@@ -130,10 +117,10 @@ impl Core {
     /// Gives work to every worker that has room.
     pub(super) fn dispatch(&mut self) {
         self.drain_all();
-        while !self.ready.is_empty() && self.workers.values().any(Worker::has_room) {
-            if let Some(entry) = self.ready.pop_first() {
-                self.place(entry);
-            }
+        while !self.crowd.roomy.is_empty()
+            && let Some(entry) = self.ready.pop_first()
+        {
+            self.place(entry);
         }
         self.drain_all();
         if self.ready.is_empty() && self.settings.placement == Placement::EstimatedFinish {
@@ -142,10 +129,8 @@ impl Core {
     }
 
     fn drain_all(&mut self) {
-        let queues = |worker: &Worker| !(worker.queue.is_empty() && worker.needy.is_empty());
-        let waiting: SmallVec<[WorkerId; 16]> =
-            self.workers.iter().filter(|(_, w)| queues(w)).map(|(id, _)| *id).collect();
-        for id in waiting {
+        let awaited: SmallVec<[WorkerId; 16]> = self.crowd.awaited.iter().copied().collect();
+        for id in awaited {
             self.drain(id);
         }
     }
@@ -212,6 +197,7 @@ impl Core {
         worker.queued_seconds += f64::from(placed.compute);
         worker.queued_incoming_seconds += f64::from(placed.transfer);
         self.tasks[key].state = State::Queued(id);
+        self.note(id);
         self.drain(id);
     }
 
@@ -219,6 +205,7 @@ impl Core {
         if self.settings.placement == Placement::RoundRobin {
             return self.next_in_turn(key);
         }
+        let origins = self.origins(key);
         let mut best: Option<Placed> = None;
         let mut candidates = 0;
         for (&id, worker) in &self.workers {
@@ -226,7 +213,7 @@ impl Core {
                 continue;
             }
             candidates += 1;
-            let estimate = self.estimate(key, id, worker);
+            let estimate = self.estimate(key, &origins, id, worker);
             best = Some(match best {
                 Some(best) if best.finish <= estimate.finish => {
                     let nearest = best.other.is_none_or(|(_, other)| estimate.finish < other);
@@ -254,7 +241,8 @@ impl Core {
         let at = usize::try_from(self.turn).unwrap_or_default() % able.len().max(1);
         let id = *able.get(at)?;
         self.turn += 1;
-        Some(Placed { because: Because::Turn, ..self.estimate(key, id, &self.workers[&id]) })
+        let estimate = self.estimate(key, &self.origins(key), id, &self.workers[&id]);
+        Some(Placed { because: Because::Turn, ..estimate })
     }
 
     fn has_transfers(&self, key: TaskKey) -> bool {
@@ -265,58 +253,13 @@ impl Core {
     fn stalest(&self, key: TaskKey) -> Option<Placed> {
         let input = self.tasks[key].inputs.iter().find(|i| !self.objects[**i].replicas.is_empty());
         let object = &self.objects[*input?];
-        let source = &self.workers.get(object.replicas.first()?)?.name;
+        let source = self.workers.get(object.replicas.first()?)?.place;
         let elsewhere = |id: &&WorkerId| !object.replicas.contains(id);
         let able = self.workers.keys().filter(elsewhere);
         let able = able.filter(|id| self.may_run(&self.workers[id], key));
-        let id = *able.min_by_key(|id| self.links.measured(source, &self.workers[id].name))?;
-        let estimate = self.estimate(key, id, &self.workers[&id]);
+        let id = *able.min_by_key(|id| self.links.measured((source, self.workers[id].place)))?;
+        let estimate = self.estimate(key, &self.origins(key), id, &self.workers[&id]);
         Some(Placed { because: Because::Probe, ..estimate })
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "estimates need no more digits")]
-    fn estimate(&self, key: TaskKey, id: WorkerId, worker: &Worker) -> Placed {
-        let compute = self.compute_seconds(key);
-        let transfer: f64 = self.tasks[key]
-            .inputs
-            .iter()
-            .filter_map(|input| self.best_source(*input, id, worker))
-            .map(|(_, seconds)| seconds)
-            .sum();
-        let before = worker.incoming_seconds + worker.queued_incoming_seconds;
-        let arrival = if transfer > 0.0 { before + transfer } else { 0.0 };
-        let finish = worker.wait().max(arrival) + compute;
-        Placed {
-            worker: id,
-            finish: finish as f32,
-            transfer: transfer as f32,
-            compute: compute as f32,
-            other: None,
-            because: Because::Estimate,
-        }
-    }
-
-    /// The source from which a worker gets an object soonest, and the seconds that takes. `None` if
-    /// the worker has the object, or will have it.
-    fn best_source(
-        &self,
-        key: ObjectKey,
-        id: WorkerId,
-        worker: &Worker,
-    ) -> Option<(WorkerId, f64)> {
-        let object = &self.objects[key];
-        if object.replicas.is_empty()
-            || object.replicas.contains(&id)
-            || worker.arriving.contains(&key)
-        {
-            return None;
-        }
-        let seconds = |source: &WorkerId| {
-            let name = &self.workers.get(source)?.name;
-            Some((*source, self.links.seconds(name, &worker.name, object.bytes)))
-        };
-        let ways = object.replicas.iter().filter_map(seconds);
-        ways.min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
     fn input(&mut self, key: ObjectKey, id: WorkerId) -> Input {
@@ -328,16 +271,14 @@ impl Core {
         match self.best_source(key, id, &self.workers[&id]) {
             None => Input::Here,
             Some((source, _)) => {
-                if let Some(worker) = self.workers.get_mut(&id) {
-                    worker.arriving.insert(key);
-                }
+                self.arrivals.insert(key, id);
                 Input::At { worker: source, bytes }
             }
         }
     }
 
     /// Sends a task to a worker.
-    fn send(&mut self, id: WorkerId, key: TaskKey) {
+    pub(super) fn send(&mut self, id: WorkerId, key: TaskKey) {
         let mut inputs = Vec::with_capacity(self.tasks[key].inputs.len());
         for at in 0..self.tasks[key].inputs.len() {
             let input = self.tasks[key].inputs[at];
@@ -367,6 +308,7 @@ impl Core {
             arguments: task.arguments.to_vec(),
             inputs,
         });
+        self.note(id);
     }
 
     /// Removes a task from a worker. `None` if the worker does not have it.
@@ -393,6 +335,7 @@ impl Core {
         }
         record.retracting = false;
         record.state = State::Waiting;
+        self.note(id);
         Some(key)
     }
 
@@ -409,54 +352,6 @@ impl Core {
         self.actions.push(Action::Retract { worker: id, task: task.id, unwanted });
     }
 
-    /// Lets idle workers take tasks from busy ones if they would finish them sooner.
-    fn steal(&mut self) {
-        let is_idle = |w: &Worker| w.sent.is_empty() && w.queue.is_empty() && w.needy.is_empty();
-        let idle: Vec<WorkerId> =
-            self.workers.iter().filter(|(_, w)| is_idle(w)).map(|(id, _)| *id).collect();
-        for thief in idle {
-            let busiest = self.workers.iter().max_by(|(_, a), (_, b)| {
-                let (a, b) = (a.wait(), b.wait());
-                a.total_cmp(&b)
-            });
-            let Some((&victim, worker)) = busiest.filter(|(_, w)| w.wait() > WORTH_STEALING) else {
-                return;
-            };
-            match worker.queue.last().copied() {
-                Some(entry) => self.take_over(thief, victim, entry),
-                None => self.ask_back(thief, victim),
-            }
-        }
-    }
-
-    fn is_sooner(&self, key: TaskKey, thief: WorkerId, victim: WorkerId) -> Option<Placed> {
-        let (from, to) = (self.workers.get(&victim)?, self.workers.get(&thief)?);
-        let estimate = self.estimate(key, thief, to);
-        let sooner = f64::from(estimate.finish) < from.wait() && self.may_run(to, key);
-        let other = Some((victim, f32::MAX.min(self.tasks[key].placed.finish)));
-        sooner.then_some(Placed { because: Because::Stolen, other, ..estimate })
-    }
-
-    fn take_over(&mut self, thief: WorkerId, victim: WorkerId, entry: Entry) {
-        let Some(placed) = self.is_sooner(entry.task, thief, victim) else { return };
-        self.unqueue(entry.task);
-        self.tasks[entry.task].placed = placed;
-        self.stolen += 1;
-        self.send(thief, entry.task);
-    }
-
-    /// Asks for the youngest task that the victim cannot have begun, unless another was asked for.
-    fn ask_back(&mut self, thief: WorkerId, victim: WorkerId) {
-        let worker = &self.workers[&victim];
-        if worker.retracting > 0 || worker.sent.len() <= worker.threads as usize {
-            return;
-        }
-        let Some(&key) = worker.sent.values().next_back() else { return };
-        if !self.is_needy(key) && self.is_sooner(key, thief, victim).is_some() {
-            self.retract(victim, key, false);
-        }
-    }
-
     /// Has more workers fetch a copy.
     pub(super) fn replicate(&mut self, id: ObjectId, copies: u32) {
         let Some(&key) = self.names.get(&id) else { return };
@@ -464,8 +359,8 @@ impl Core {
         if object.replicas.is_empty() || !object.is_needed() {
             return;
         }
-        let lacks = |(id, worker): &(&WorkerId, &Worker)| {
-            !object.replicas.contains(id) && !worker.arriving.contains(&key)
+        let lacks = |(id, _): &(&WorkerId, &Worker)| {
+            !object.replicas.contains(id) && !self.arrivals.contains(key, **id)
         };
         let mut others: Vec<(usize, WorkerId)> =
             self.workers.iter().filter(lacks).map(|(id, w)| (w.objects.len(), *id)).collect();

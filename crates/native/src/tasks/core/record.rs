@@ -142,6 +142,8 @@ pub(super) type Queue = BTreeSet<Entry>;
 /// A worker's record.
 pub(super) struct Worker {
     pub(super) name: String,
+    /// Its place in [`super::links`].
+    pub(super) place: usize,
     pub(super) threads: u32,
     pub(super) resources: BTreeMap<String, u64>,
     /// Tasks that were sent to it, in that order.
@@ -166,8 +168,6 @@ pub(super) struct Worker {
     pub(super) alone: bool,
     /// Objects that it has.
     pub(super) objects: BTreeSet<ObjectKey>,
-    /// Objects that it has been told to fetch.
-    pub(super) arriving: BTreeSet<ObjectKey>,
     pub(super) finished: u64,
 }
 

@@ -35,8 +35,9 @@ impl Core {
             return;
         };
         self.coming.remove(&key);
-        holder.arriving.remove(&key);
         holder.objects.insert(key);
+        self.arrivals.remove(key, worker);
+        self.crowd.note_change();
         let object = &mut self.objects[key];
         let is_new = !object.is_available();
         object.bytes = bytes;
@@ -131,9 +132,8 @@ impl Core {
 
     /// Records that a copy does not come, whoever was to use it there.
     pub(super) fn not_fetched(&mut self, worker: WorkerId, object: ObjectId) {
-        if let (Some(key), Some(worker)) = (self.names.get(&object), self.workers.get_mut(&worker))
-        {
-            worker.arriving.remove(key);
+        if let Some(key) = self.names.get(&object) {
+            self.arrivals.remove(*key, worker);
         }
     }
 
@@ -159,8 +159,10 @@ impl Core {
         bytes: u64,
         micros: u64,
     ) {
-        let name = self.worker_name(worker);
-        self.links.learn(source, &name, bytes, micros, self.now);
+        if let Some(to) = self.workers.get(&worker).map(|worker| worker.place) {
+            let from = self.links.place(source);
+            self.links.learn((from, to), bytes, micros, self.now);
+        }
         self.gained(worker, object, bytes);
     }
 }
