@@ -46,11 +46,12 @@ const EFFECT_METHODS: [&str; 11] = [
 ];
 
 /// Dependencies that only compute.
-const PURE_CRATES: [&str; 19] = [
+const PURE_CRATES: [&str; 20] = [
     "blake3",
     "bytemuck",
     "crc32c",
     "fastrand",
+    "hashbrown",
     "humantime",
     "postcard",
     "roxmltree",

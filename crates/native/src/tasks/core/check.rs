@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Core, ObjectId, State, TaskKey, WorkerId};
+use super::{Core, ObjectId, ObjectKey, State, TaskKey, WorkerId};
 
 impl Core {
     /// Panics with a sentence if an invariant does not hold.
@@ -15,15 +15,15 @@ impl Core {
     /// Whether a copy of an object may be dropped: the object is not needed, or there is another
     /// copy.
     pub(crate) fn may_spare(&self, id: ObjectId) -> bool {
-        let object = self.names.get(&id).map(|key| &self.objects[*key]);
+        let object = self.objects.key(id).map(|key| &self.objects[key]);
         object.is_none_or(|object| {
-            !object.is_needed() || object.is_available() || object.error.is_some()
+            !object.is_needed() || object.is_available() || object.error().is_some()
         })
     }
 
     fn check_tasks(&self) {
         let mut active_of = vec![0; self.functions.len()];
-        for (key, task) in &self.tasks {
+        for (key, task) in self.tasks.iter() {
             let id = task.id;
             let missing = |task: &super::Task| {
                 task.inputs.iter().filter(|i| !self.objects[**i].is_available()).count()
@@ -41,20 +41,21 @@ impl Core {
                     let queued = self.ready.iter().any(|entry| entry.task == key);
                     assert!(queued != self.parked.contains(&key), "{id} is lost");
                 }
-                State::Queued(worker) => {
+                State::Queued => {
                     assert_eq!(missing(task), 0, "{id} is queued without its inputs");
-                    let worker = &self.workers[&worker];
+                    let worker = &self.workers[&task.placed.worker];
                     let entries = worker.queue.iter().chain(&worker.needy);
                     assert_eq!(entries.filter(|e| e.task == key).count(), 1, "{id} is lost");
                 }
-                State::Sent(worker) => {
-                    let worker = self.workers.get(&worker).expect("no dead worker has a task");
+                State::Sent => {
+                    let worker =
+                        self.workers.get(&task.placed.worker).expect("no dead worker has a task");
                     assert_eq!(worker.sent.values().filter(|sent| **sent == key).count(), 1);
                 }
                 State::Idle | State::Failed => {}
             }
             let active = !matches!(task.state, State::Idle | State::Failed);
-            let waits = active && !matches!(task.state, State::Sent(_));
+            let waits = active && !matches!(task.state, State::Sent);
             assert!(!waits || self.is_wanted(key), "{id} is active, but nobody wants it");
             assert!(!task.products.is_empty(), "{id} has no outputs");
             active_of[task.function as usize] += u64::from(active);
@@ -64,15 +65,15 @@ impl Core {
     }
 
     /// Every input that a task waits for is being computed or moved.
-    fn check_comes(&self, key: TaskKey, input: usize) {
+    fn check_comes(&self, key: TaskKey, input: ObjectKey) {
         let object = &self.objects[input];
         if object.is_available() {
             return;
         }
         let task = &self.tasks[key];
-        let registered = object.waiters.contains(&(key, task.stamp));
+        let registered = object.waiters().contains(&(key, task.stamp));
         assert!(registered, "{} is not told when {} comes", task.id, object.id);
-        assert!(object.error.is_none(), "{} waits for the failed {}", task.id, object.id);
+        assert!(object.error().is_none(), "{} waits for the failed {}", task.id, object.id);
         if let Some(producer) = object.producer {
             let state = self.tasks[producer].state;
             let comes = !matches!(state, State::Idle | State::Failed);
@@ -81,9 +82,9 @@ impl Core {
     }
 
     fn check_objects(&self) {
-        let mut uses: BTreeMap<usize, u32> = BTreeMap::new();
-        let mut lineage: BTreeMap<usize, u32> = BTreeMap::new();
-        for (_, task) in &self.tasks {
+        let mut uses: BTreeMap<ObjectKey, u32> = BTreeMap::new();
+        let mut lineage: BTreeMap<ObjectKey, u32> = BTreeMap::new();
+        for (_, task) in self.tasks.iter() {
             for &input in &task.inputs {
                 *lineage.entry(input).or_default() += 1;
                 if !matches!(task.state, State::Idle | State::Failed) {
@@ -91,26 +92,26 @@ impl Core {
                 }
             }
         }
-        assert_eq!(self.names.len(), self.objects.len(), "a name has no object");
+        assert_eq!(self.objects.names(), self.objects.len(), "a name has no object");
         let arguments = self.tasks.iter().map(|(_, task)| task.arguments.len());
-        let inline = self.objects.iter().filter_map(|(_, object)| object.inline.as_ref());
+        let inline = self.objects.iter().filter_map(|(_, object)| object.inline());
         let held: usize = arguments.sum::<usize>() + inline.map(|bytes| bytes.len()).sum::<usize>();
         assert_eq!(self.held_bytes, held as u64, "bytes are counted wrongly");
-        for (key, object) in &self.objects {
+        for (key, object) in self.objects.iter() {
             let id = object.id;
-            assert_eq!(self.names.get(&id), Some(&key), "{id} is lost");
+            assert_eq!(self.objects.key(id), Some(key), "{id} is lost");
             assert_eq!(uses.get(&key).copied().unwrap_or_default(), object.uses, "uses of {id}");
             let known = lineage.get(&key).copied().unwrap_or_default();
             assert_eq!(known, object.lineage, "lineage of {id}");
-            for worker in &object.replicas {
+            for worker in object.replicas() {
                 let worker = self.workers.get(worker).expect("no dead worker has an object");
                 assert!(worker.objects.contains(&key), "a worker does not know of its {id}");
             }
-            assert!(object.is_needed() || object.replicas.is_empty(), "{id} is kept for nobody");
-            assert!(object.error.is_none() || !object.is_available(), "{id} is there and failed");
+            assert!(object.is_needed() || object.replicas().is_empty(), "{id} is kept for nobody");
+            assert!(object.error().is_none() || !object.is_available(), "{id} is there and failed");
             if let Some(producer) = object.producer {
                 let state = self.tasks[producer].state;
-                let comes = object.is_available() || object.error.is_some();
+                let comes = object.is_available() || object.error().is_some();
                 let lost = object.is_needed() && !comes && state == State::Idle;
                 assert!(!lost, "{id} is needed, and nobody computes it");
             } else {
@@ -138,10 +139,12 @@ impl Core {
         for (id, worker) in &self.workers {
             assert_eq!(worker.sent.len(), worker.order_of.len());
             for key in worker.sent.values() {
-                assert_eq!(self.tasks[*key].state, State::Sent(*id), "{} twice", worker.name);
+                let task = &self.tasks[*key];
+                let at = (task.state, task.placed.worker);
+                assert_eq!(at, (State::Sent, *id), "{} twice", worker.name);
             }
             for key in &worker.objects {
-                assert!(self.objects[*key].replicas.contains(id), "{} is forgotten", worker.name);
+                assert!(self.objects[*key].replicas().contains(id), "{} is forgotten", worker.name);
             }
             let mut free = worker.free.clone();
             for key in worker.sent.values() {

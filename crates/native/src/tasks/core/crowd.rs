@@ -1,9 +1,10 @@
-//! Which workers need a look, among many: those that have room, are idle, or can be sent what waits.
+//! Which workers need a look, among many: those that have room, are idle, or can be sent what
+//! waits.
 //!
 //! Does not decide what to send.
 //!
-//! *Invariant:* after [`Core::note`] of each worker that changed, each set holds exactly the workers
-//! that it names.
+//! *Invariant:* after [`Core::note`] of each worker that changed, each set holds exactly the
+//! workers that it names.
 
 use std::collections::BTreeSet;
 

@@ -47,7 +47,7 @@ impl Core {
         let mut alone: Vec<(WorkerId, SizeClass, Option<WorkerId>, u64)> = Vec::new();
         for &input in inputs {
             let object = &self.objects[input];
-            match object.replicas[..] {
+            match *object.replicas() {
                 [] => {}
                 [source] if inputs.len() > FEW => {
                     let ways = self.arrivals.of(input).map(Some).chain([None]);
@@ -102,8 +102,8 @@ impl Core {
             finish: finish as f32,
             transfer: transfer as f32,
             compute: compute as f32,
-            other: None,
             because: Because::Estimate,
+            ..Placed::default()
         }
     }
 
@@ -116,8 +116,8 @@ impl Core {
         worker: &Worker,
     ) -> Option<(WorkerId, f64)> {
         let object = &self.objects[key];
-        if object.replicas.is_empty()
-            || object.replicas.contains(&id)
+        if object.replicas().is_empty()
+            || object.replicas().contains(&id)
             || self.arrivals.contains(key, id)
         {
             return None;
@@ -127,7 +127,7 @@ impl Core {
             let pair = (self.workers.get(source)?.place, worker.place);
             Some((*source, self.links.seconds(pair, SizeClass::of(object.bytes), one)))
         };
-        let ways = object.replicas.iter().filter_map(seconds);
+        let ways = object.replicas().iter().filter_map(seconds);
         ways.min_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 }

@@ -10,14 +10,14 @@ const COUNTED: usize = 10_000;
 impl Core {
     /// One or two sentences on the state of a task.
     pub(crate) fn explain(&self, id: ObjectId) -> String {
-        let key = self.names.get(&id).and_then(|object| self.objects.get(*object));
+        let key = self.objects.key(id).map(|key| &self.objects[key]);
         let Some(object) = key else {
             return format!("{id} is not known: it was never submitted, or everybody released it");
         };
         let Some(task) = object.producer.map(|key| &self.tasks[key]) else {
             return format!(
                 "{id} was put, not computed; {} workers have it",
-                object.replicas.len()
+                object.replicas().len()
             );
         };
         let what = &self.functions[task.function as usize].name;
@@ -38,12 +38,16 @@ impl Core {
                     before.min(COUNTED)
                 );
             }
-            State::Queued(worker) => {
-                let _ = write!(text, "waits for {}, which is busy; ", self.worker_name(worker));
+            State::Queued => {
+                let _ = write!(
+                    text,
+                    "waits for {}, which is busy; ",
+                    self.worker_name(task.placed.worker)
+                );
                 self.explain_choice(task, &mut text);
             }
-            State::Sent(worker) => {
-                let _ = write!(text, "is with {}; ", self.worker_name(worker));
+            State::Sent => {
+                let _ = write!(text, "is with {}; ", self.worker_name(task.placed.worker));
                 self.explain_choice(task, &mut text);
             }
             State::Idle => {
@@ -51,7 +55,7 @@ impl Core {
                 self.explain_choice(task, &mut text);
             }
             State::Failed => {
-                let error = object.error.as_ref().map(ToString::to_string).unwrap_or_default();
+                let error = object.error().map(ToString::to_string).unwrap_or_default();
                 let _ = write!(text, "has failed: {error}");
             }
         }
@@ -103,7 +107,7 @@ impl Core {
             "{reason}: {:.6} s until the end, {:.6} of it transfer and {:.6} computation",
             placed.finish, placed.transfer, placed.compute
         );
-        if let Some((other, finish)) = placed.other {
+        if let Some((other, finish)) = placed.other() {
             let _ = write!(text, "; next best was {} with {finish:.6} s", name(other));
         }
     }

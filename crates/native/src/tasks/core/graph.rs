@@ -10,6 +10,7 @@
 
 use std::collections::BTreeSet;
 
+use super::record::{Arguments, Presence, Waiters};
 use super::{
     Action, Because, ClientId, Core, Object, ObjectId, ObjectKey, Outputs, Placed, Special, State,
     Task, TaskError, TaskKey, TaskSpec,
@@ -17,25 +18,20 @@ use super::{
 
 impl Core {
     pub(super) fn add_object(&mut self, id: ObjectId, producer: Option<TaskKey>) -> ObjectKey {
-        let key = self.objects.insert(Object {
+        self.objects.insert(Object {
             id,
             producer,
             bytes: 0,
-            inline: None,
-            replicas: Default::default(),
+            presence: Presence::default(),
             holders: Default::default(),
             uses: 0,
             lineage: 0,
-            waiters: Vec::new(),
-            error: None,
-        });
-        self.names.insert(id, key);
-        key
+        })
     }
 
     /// Adds a task whose specification has been checked.
     pub(super) fn add_task(&mut self, client: ClientId, spec: TaskSpec) {
-        let inputs: Box<[ObjectKey]> = spec.inputs.iter().map(|input| self.names[input]).collect();
+        let inputs = spec.inputs.iter().filter_map(|input| self.objects.key(*input)).collect();
         let special = Special { on: spec.wishes.on, resources: spec.wishes.resources };
         let is_special = special.on.is_some() || !special.resources.is_empty();
         let function = self.function(spec.function);
@@ -53,7 +49,7 @@ impl Core {
             misses: 0,
             retracting: false,
             inputs,
-            arguments: spec.arguments.into(),
+            arguments: Arguments::from_slice(&spec.arguments),
             products: Outputs::new(),
             special: is_special.then(|| Box::new(special)),
             placed: Placed::default(),
@@ -86,7 +82,7 @@ impl Core {
             for &input in &self.tasks[key].inputs {
                 let object = &mut self.objects[input];
                 object.uses += 1;
-                if object.is_available() || object.error.is_some() {
+                if object.is_available() || object.error().is_some() {
                     continue;
                 }
                 match object.producer {
@@ -112,13 +108,13 @@ impl Core {
         let mut error = None;
         for &input in &self.tasks[key].inputs {
             let object = &mut self.objects[input];
-            if let Some(cause) = &object.error {
-                error = Some((**cause).clone());
+            if let Some(cause) = object.error() {
+                error = Some(cause.clone());
                 break;
             }
             if !object.is_available() {
                 missing += 1;
-                object.waiters.push((key, stamp));
+                object.wait(key, stamp);
             }
         }
         let task = &mut self.tasks[key];
@@ -134,7 +130,7 @@ impl Core {
     pub(super) fn is_wanted(&self, key: TaskKey) -> bool {
         self.tasks[key].products.iter().any(|output| {
             let object = &self.objects[*output];
-            object.error.is_none() && object.is_needed()
+            object.error().is_none() && object.is_needed()
         })
     }
 
@@ -181,10 +177,12 @@ impl Core {
 
     fn unneeded_output(&mut self, key: TaskKey) {
         match self.tasks[key].state {
-            State::Waiting | State::Ready | State::Queued(_) if !self.is_wanted(key) => {
+            State::Waiting | State::Ready | State::Queued if !self.is_wanted(key) => {
                 self.retire(key);
             }
-            State::Sent(worker) if !self.is_wanted(key) => self.retract(worker, key, true),
+            State::Sent if !self.is_wanted(key) => {
+                self.retract(self.tasks[key].placed.worker, key, true);
+            }
             _ => {}
         }
         let forgettable = |output: &ObjectKey| {
@@ -217,8 +215,7 @@ impl Core {
 
     fn forget_object(&mut self, key: ObjectKey) {
         let object = self.objects.remove(key);
-        self.held_bytes -= object.inline.map_or(0, |bytes| bytes.len() as u64);
-        self.names.remove(&object.id);
+        self.held_bytes -= object.inline().map_or(0, |bytes| bytes.len() as u64);
         self.askers.remove(&key);
         self.coming.remove(&key);
         self.arrivals.forget(key);
@@ -228,7 +225,7 @@ impl Core {
     /// for the lineage.
     fn free_replicas(&mut self, key: ObjectKey) {
         let object = &mut self.objects[key];
-        for id in std::mem::take(&mut object.replicas) {
+        for id in object.take_replicas() {
             if let Some(worker) = self.workers.get_mut(&id) {
                 worker.objects.remove(&key);
             }
@@ -240,7 +237,7 @@ impl Core {
     pub(super) fn fail(&mut self, first: TaskKey, error: &TaskError) {
         let mut todo = vec![first];
         while let Some(key) = todo.pop() {
-            if matches!(self.tasks[key].state, State::Failed | State::Idle | State::Sent(_)) {
+            if matches!(self.tasks[key].state, State::Failed | State::Idle | State::Sent) {
                 continue;
             }
             self.unqueue(key);
@@ -272,10 +269,11 @@ impl Core {
     /// (its task runs again for the sake of another output) stays so.
     fn mark_failed(&mut self, key: ObjectKey, error: &TaskError) -> Vec<TaskKey> {
         let object = &mut self.objects[key];
-        if object.error.is_some() || object.is_available() {
+        if object.error().is_some() || object.is_available() {
             return Vec::new();
         }
-        object.error = Some(Box::new(error.clone()));
+        let waiters = object.take_waiters();
+        object.presence = Presence::Failed(Box::new(error.clone()));
         let mut told: Vec<ClientId> = object.holders.to_vec();
         told.extend(self.askers.remove(&key).unwrap_or_default());
         told.dedup();
@@ -283,7 +281,6 @@ impl Core {
             let (object, error) = (object.id, error.clone());
             self.actions.push(Action::Unavailable { client, object, error });
         }
-        let waiters = std::mem::take(&mut object.waiters);
         let waits = |(task, stamp): &(TaskKey, u32)| self.waits(*task, *stamp);
         waiters.into_iter().filter(waits).map(|(task, _)| task).collect()
     }
@@ -292,9 +289,9 @@ impl Core {
         self.tasks.get(task).is_some_and(|task| task.state == State::Waiting && task.stamp == stamp)
     }
 
-    /// Continues the tasks and clients that wait for an object, which is now available.
-    pub(super) fn became_available(&mut self, key: ObjectKey) {
-        for (task, stamp) in std::mem::take(&mut self.objects[key].waiters) {
+    /// Continues the tasks that waited for an object, which is now available, and the clients.
+    pub(super) fn became_available(&mut self, key: ObjectKey, waiters: Waiters) {
+        for (task, stamp) in waiters {
             if self.waits(task, stamp) {
                 self.tasks[task].missing -= 1;
                 if self.tasks[task].missing == 0 {
@@ -329,7 +326,7 @@ impl Core {
             .tasks
             .iter()
             .filter(|(key, task)| {
-                let waits = matches!(task.state, State::Waiting | State::Ready | State::Queued(_));
+                let waits = matches!(task.state, State::Waiting | State::Ready | State::Queued);
                 waits && !apart.contains(key) && task.inputs.iter().any(|i| lost.contains(i))
             })
             .map(|(key, _)| key)

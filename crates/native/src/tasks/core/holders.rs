@@ -8,12 +8,12 @@ impl Core {
     pub(super) fn send_location(&mut self, client: ClientId, key: ObjectKey) {
         let object = &self.objects[key];
         let id = object.id;
-        self.actions.push(match &object.inline {
+        self.actions.push(match object.inline() {
             Some(bytes) => {
                 let product = Product::Inline(bytes.to_vec());
                 Action::Available { client, object: id, product }
             }
-            None => Action::At { client, object: id, workers: object.replicas.to_vec() },
+            None => Action::At { client, object: id, workers: object.replicas().to_vec() },
         });
     }
 
@@ -26,7 +26,7 @@ impl Core {
     }
 
     pub(super) fn client_gone(&mut self, client: ClientId) {
-        for (key, object) in &mut self.objects {
+        for (key, object) in self.objects.iter_mut() {
             let before = object.holders.len();
             object.holders.retain(|holder| *holder != client);
             if object.holders.len() != before {
@@ -42,8 +42,8 @@ impl Core {
         let Some(key) = self.known(client, id) else { return };
         self.objects[key].holders.push(client);
         let object = &self.objects[key];
-        if let Some(error) = &object.error {
-            let error = (**error).clone();
+        if let Some(error) = object.error() {
+            let error = error.clone();
             self.actions.push(Action::Unavailable { client, object: id, error });
         } else if let Some(product) = object.product() {
             self.actions.push(Action::Available { client, object: id, product });
@@ -56,8 +56,8 @@ impl Core {
     pub(super) fn locate(&mut self, client: ClientId, id: ObjectId) {
         let Some(key) = self.known(client, id) else { return };
         let object = &self.objects[key];
-        if let Some(error) = &object.error {
-            let error = (**error).clone();
+        if let Some(error) = object.error() {
+            let error = error.clone();
             self.actions.push(Action::Unavailable { client, object: id, error });
         } else if object.is_available() {
             self.send_location(client, key);
@@ -70,7 +70,7 @@ impl Core {
     }
 
     fn known(&mut self, client: ClientId, id: ObjectId) -> Option<ObjectKey> {
-        let key = self.names.get(&id).copied();
+        let key = self.objects.key(id);
         if key.is_none() {
             let reason = "there is no such object".to_owned();
             let error = TaskError::Refused { task: id, reason };
@@ -80,7 +80,7 @@ impl Core {
     }
 
     pub(super) fn cancel(&mut self, client: ClientId, id: ObjectId) {
-        let Some(&output) = self.names.get(&id) else { return };
+        let Some(output) = self.objects.key(id) else { return };
         let object = &self.objects[output];
         let (Some(key), true) = (object.producer, object.holders.contains(&client)) else { return };
         let task = &self.tasks[key];
@@ -91,9 +91,9 @@ impl Core {
         let error = TaskError::Cancelled { task: task.id };
         match self.tasks[key].state {
             State::Idle | State::Failed => {}
-            State::Waiting | State::Ready | State::Queued(_) => self.fail(key, &error),
-            State::Sent(worker) => {
-                self.retract(worker, key, true);
+            State::Waiting | State::Ready | State::Queued => self.fail(key, &error),
+            State::Sent => {
+                self.retract(self.tasks[key].placed.worker, key, true);
                 for at in 0..self.tasks[key].products.len() {
                     let output = self.tasks[key].products[at];
                     self.fail_object(output, &error);

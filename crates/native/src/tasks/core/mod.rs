@@ -3,8 +3,8 @@
 //! Pure: time comes with each event, and the little randomness that probing needs comes from a
 //! seed. The parts: [`graph`] (dependencies, what is still needed, what must be computed again),
 //! [`placement`] (which worker runs a task, by [`estimate`]), [`steal`] (what idle workers take
-//! over), [`crowd`] (which workers to look at), [`links`] (the bandwidth between workers), [`check`]
-//! (the invariants, as code), [`explain`].
+//! over), [`store`] (all records), [`crowd`] (which workers to look at), [`links`] (the bandwidth
+//! between workers), [`check`] (the invariants, as code), [`explain`].
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
@@ -20,13 +20,13 @@ mod placement;
 mod record;
 mod reports;
 mod steal;
+mod store;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
-use slab::Slab;
 
 use crowd::{Arrivals, Crowd};
 use cuda_cluster_model::plan::Placement;
@@ -39,6 +39,7 @@ use record::{
     Because, ClientId, Entry, Function, Object, ObjectKey, Outputs, Placed, Queue, Special, State,
     Task, TaskKey, Worker, WorkerId,
 };
+use store::{Objects, Records};
 
 /// A task fails after this many of its workers have died.
 const DEATHS_ALLOWED: u32 = 3;
@@ -169,9 +170,8 @@ pub(crate) struct Core {
     settings: Settings,
     /// The time of the current event, in microseconds.
     now: u64,
-    tasks: Slab<Task>,
-    objects: Slab<Object>,
-    names: HashMap<ObjectId, ObjectKey>,
+    tasks: Records<Task>,
+    objects: Objects,
     workers: BTreeMap<WorkerId, Worker>,
     functions: Vec<Function>,
     function_names: HashMap<String, u32>,
@@ -205,9 +205,8 @@ impl Core {
         Self {
             settings,
             now: 0,
-            tasks: Slab::new(),
-            objects: Slab::new(),
-            names: HashMap::new(),
+            tasks: Records::new(),
+            objects: Objects::new(),
             workers: BTreeMap::new(),
             functions: Vec::new(),
             function_names: HashMap::new(),
@@ -253,7 +252,7 @@ impl Core {
                 self.gained(worker, object, bytes);
             }
             Event::Release { client, object } => {
-                if let Some(&key) = self.names.get(&object) {
+                if let Some(key) = self.objects.key(object) {
                     self.release(key, client);
                 }
             }
@@ -333,7 +332,7 @@ impl Core {
         let mut gone = Vec::new();
         for &key in &lost.objects {
             let object = &mut self.objects[key];
-            object.replicas.retain(|worker| *worker != id);
+            object.drop_replica(id);
             if !object.is_available() {
                 gone.push(key);
             }
@@ -366,9 +365,9 @@ impl Core {
             Some(format!("a task has 1 to {ARITY_LIMIT} outputs and at most as many inputs"))
         } else if spec.arguments.len() > ARGUMENTS_LIMIT {
             Some(format!("its arguments are longer than {ARGUMENTS_LIMIT} bytes: put them"))
-        } else if (0..outputs).any(|at| self.names.contains_key(&spec.id.plus(at))) {
+        } else if (0..outputs).any(|at| self.objects.key(spec.id.plus(at)).is_some()) {
             Some("its name is in use".to_owned())
-        } else if let Some(input) = spec.inputs.iter().find(|i| !self.names.contains_key(i)) {
+        } else if let Some(input) = spec.inputs.iter().find(|i| self.objects.key(**i).is_none()) {
             Some(format!("there is no object {input}"))
         } else {
             self.impossible(&spec.wishes)
@@ -425,7 +424,7 @@ impl Core {
     }
 
     fn put(&mut self, client: ClientId, id: ObjectId, product: Product, on: Option<String>) {
-        let in_use = || self.names.contains_key(&id).then(|| "its name is in use".to_owned());
+        let in_use = || self.objects.key(id).is_some().then(|| "its name is in use".to_owned());
         if let Some(reason) = self.full().or_else(in_use) {
             let error = TaskError::Refused { task: id, reason };
             self.actions.push(Action::Unavailable { client, object: id, error });

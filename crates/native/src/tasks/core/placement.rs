@@ -92,7 +92,8 @@ impl Core {
                     self.parked.remove(&key);
                 }
             }
-            State::Queued(id) => {
+            State::Queued => {
+                let id = self.tasks[key].placed.worker;
                 let seconds = f64::from(self.tasks[key].placed.compute);
                 if let Some(worker) = self.workers.get_mut(&id) {
                     if !worker.queue.remove(&entry) {
@@ -109,7 +110,7 @@ impl Core {
                 }
                 self.note(id);
             }
-            State::Waiting | State::Sent(_) | State::Idle | State::Failed => return,
+            State::Waiting | State::Sent | State::Idle | State::Failed => return,
         }
         self.tasks[key].state = State::Waiting;
     }
@@ -196,7 +197,7 @@ impl Core {
         queue.insert(entry);
         worker.queued_seconds += f64::from(placed.compute);
         worker.queued_incoming_seconds += f64::from(placed.transfer);
-        self.tasks[key].state = State::Queued(id);
+        self.tasks[key].state = State::Queued;
         self.note(id);
         self.drain(id);
     }
@@ -216,11 +217,9 @@ impl Core {
             let estimate = self.estimate(key, &origins, id, worker);
             best = Some(match best {
                 Some(best) if best.finish <= estimate.finish => {
-                    let nearest = best.other.is_none_or(|(_, other)| estimate.finish < other);
-                    let other = if nearest { Some((id, estimate.finish)) } else { best.other };
-                    Placed { other, ..best }
+                    if estimate.finish < best.other_finish { best.after(&estimate) } else { best }
                 }
-                Some(best) => Placed { other: Some((best.worker, best.finish)), ..estimate },
+                Some(best) => estimate.after(&best),
                 None => estimate,
             });
         }
@@ -228,7 +227,7 @@ impl Core {
         if pinned {
             return best.map(|best| Placed { because: Because::Pinned, ..best });
         }
-        if candidates > 1 && best.is_some_and(|b| b.other.is_some()) && self.has_transfers(key) {
+        if candidates > 1 && best.is_some_and(|b| b.other().is_some()) && self.has_transfers(key) {
             let probed = self.links.wants_probe().then(|| self.stalest(key)).flatten();
             return probed.or(best);
         }
@@ -246,15 +245,16 @@ impl Core {
     }
 
     fn has_transfers(&self, key: TaskKey) -> bool {
-        self.tasks[key].inputs.iter().any(|input| self.objects[*input].inline.is_none())
+        self.tasks[key].inputs.iter().any(|input| self.objects[*input].inline().is_none())
     }
 
     /// The worker whose link from the task's data has not been measured for the longest time.
     fn stalest(&self, key: TaskKey) -> Option<Placed> {
-        let input = self.tasks[key].inputs.iter().find(|i| !self.objects[**i].replicas.is_empty());
+        let input =
+            self.tasks[key].inputs.iter().find(|i| !self.objects[**i].replicas().is_empty());
         let object = &self.objects[*input?];
-        let source = self.workers.get(object.replicas.first()?)?.place;
-        let elsewhere = |id: &&WorkerId| !object.replicas.contains(id);
+        let source = self.workers.get(object.replicas().first()?)?.place;
+        let elsewhere = |id: &&WorkerId| !object.replicas().contains(id);
         let able = self.workers.keys().filter(elsewhere);
         let able = able.filter(|id| self.may_run(&self.workers[id], key));
         let id = *able.min_by_key(|id| self.links.measured((source, self.workers[id].place)))?;
@@ -264,7 +264,7 @@ impl Core {
 
     fn input(&mut self, key: ObjectKey, id: WorkerId) -> Input {
         let object = &self.objects[key];
-        if let Some(bytes) = &object.inline {
+        if let Some(bytes) = object.inline() {
             return Input::Inline(bytes.to_vec());
         }
         let bytes = object.bytes;
@@ -288,7 +288,7 @@ impl Core {
         let order = self.next_order;
         self.next_order += 1;
         let task = &mut self.tasks[key];
-        task.state = State::Sent(id);
+        task.state = State::Sent;
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.sent.insert(order, key);
         worker.order_of.insert(key, order);
@@ -313,9 +313,9 @@ impl Core {
 
     /// Removes a task from a worker. `None` if the worker does not have it.
     pub(super) fn take_back(&mut self, id: WorkerId, task: ObjectId) -> Option<TaskKey> {
-        let key = self.objects[*self.names.get(&task)?].producer?;
+        let key = self.objects[self.objects.key(task)?].producer?;
         let record = &mut self.tasks[key];
-        if record.state != State::Sent(id) || record.id != task {
+        if (record.state, record.placed.worker, record.id) != (State::Sent, id, task) {
             return None;
         }
         let worker = self.workers.get_mut(&id)?;
@@ -354,13 +354,13 @@ impl Core {
 
     /// Has more workers fetch a copy.
     pub(super) fn replicate(&mut self, id: ObjectId, copies: u32) {
-        let Some(&key) = self.names.get(&id) else { return };
+        let Some(key) = self.objects.key(id) else { return };
         let object = &self.objects[key];
-        if object.replicas.is_empty() || !object.is_needed() {
+        if object.replicas().is_empty() || !object.is_needed() {
             return;
         }
         let lacks = |(id, _): &(&WorkerId, &Worker)| {
-            !object.replicas.contains(id) && !self.arrivals.contains(key, **id)
+            !object.replicas().contains(id) && !self.arrivals.contains(key, **id)
         };
         let mut others: Vec<(usize, WorkerId)> =
             self.workers.iter().filter(lacks).map(|(id, w)| (w.objects.len(), *id)).collect();

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* a report about a task counts only from the worker that has the task.
 
+use super::record::Presence;
 use super::{
     Action, Core, INLINE_LIMIT, ObjectId, ObjectKey, Product, TaskError, TaskKey, WorkerId,
 };
@@ -20,15 +21,16 @@ impl Core {
     pub(super) fn take_inline(&mut self, key: ObjectKey, bytes: Vec<u8>) {
         self.held_bytes += bytes.len() as u64;
         self.objects[key].bytes = bytes.len() as u64;
-        self.objects[key].inline = Some(bytes.into());
-        self.became_available(key);
+        let waiters = self.objects[key].take_waiters();
+        self.objects[key].presence = Presence::Inline(bytes.into());
+        self.became_available(key, waiters);
     }
 
     /// Records that a worker has a copy of an object.
     pub(super) fn gained(&mut self, worker: WorkerId, id: ObjectId, bytes: u64) {
-        let useful = self.names.get(&id).copied().filter(|key| {
+        let useful = self.objects.key(id).filter(|key| {
             let object = &self.objects[*key];
-            object.is_needed() && object.error.is_none() && object.inline.is_none()
+            object.is_needed() && object.error().is_none() && object.inline().is_none()
         });
         let (Some(key), Some(holder)) = (useful, self.workers.get_mut(&worker)) else {
             self.actions.push(Action::Free { worker, object: id });
@@ -39,13 +41,9 @@ impl Core {
         self.arrivals.remove(key, worker);
         self.crowd.note_change();
         let object = &mut self.objects[key];
-        let is_new = !object.is_available();
         object.bytes = bytes;
-        if !object.replicas.contains(&worker) {
-            object.replicas.push(worker);
-        }
-        if is_new {
-            self.became_available(key);
+        if let Some(waiters) = object.add_replica(worker) {
+            self.became_available(key, waiters);
         }
     }
 
@@ -68,7 +66,7 @@ impl Core {
             match product {
                 Product::Inline(bytes) if bytes.len() <= INLINE_LIMIT => {
                     let object = &self.objects[output];
-                    if object.error.is_none() && !object.is_available() {
+                    if object.error().is_none() && !object.is_available() {
                         self.take_inline(output, bytes);
                     }
                 }
@@ -109,7 +107,7 @@ impl Core {
         missing: bool,
     ) {
         self.not_fetched(worker, object);
-        let input = self.names.get(&object).copied();
+        let input = self.objects.key(object);
         let Some(key) = self.take_back(worker, task) else { return };
         let misses = self.tasks[key].misses.saturating_add(1);
         self.tasks[key].misses = misses;
@@ -117,7 +115,7 @@ impl Core {
             let object = &self.objects[input];
             // An unreachable copy is given up only if the object can be computed again.
             let given_up = missing || (misses > MISSES_BORNE && object.producer.is_some());
-            let had = source.filter(|source| given_up && object.replicas.contains(source));
+            let had = source.filter(|source| given_up && object.replicas().contains(source));
             if let Some(source) = had {
                 self.drop_replica(source, input, key);
             }
@@ -132,14 +130,14 @@ impl Core {
 
     /// Records that a copy does not come, whoever was to use it there.
     pub(super) fn not_fetched(&mut self, worker: WorkerId, object: ObjectId) {
-        if let Some(key) = self.names.get(&object) {
-            self.arrivals.remove(*key, worker);
+        if let Some(key) = self.objects.key(object) {
+            self.arrivals.remove(key, worker);
         }
     }
 
     fn drop_replica(&mut self, source: WorkerId, key: ObjectKey, asking: TaskKey) {
         let object = &mut self.objects[key];
-        object.replicas.retain(|worker| *worker != source);
+        object.drop_replica(source);
         let is_gone = !object.is_available();
         self.actions.push(Action::Free { worker: source, object: object.id });
         let name = self.worker_name(source);

@@ -61,8 +61,8 @@ impl Core {
             return None;
         }
         let estimate = self.estimate(key, origins, thief, to);
-        let other = Some((victim, f32::MAX.min(self.tasks[key].placed.finish)));
-        let placed = Placed { because: Because::Stolen, other, ..estimate };
+        let before = Placed { worker: victim, ..self.tasks[key].placed };
+        let placed = Placed { because: Because::Stolen, ..estimate.after(&before) };
         (f64::from(estimate.finish) < wait).then_some(placed)
     }
 

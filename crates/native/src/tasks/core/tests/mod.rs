@@ -479,7 +479,7 @@ fn a_worker_expects_the_data_of_the_tasks_that_it_still_has() {
     }
     core.handle(Event::Submit { client: 1, task: task(0, &[]) }, 0);
     let home = core.tasks.iter().find_map(|(_, task)| match task.state {
-        State::Sent(worker) => Some(worker),
+        State::Sent => Some(task.placed.worker),
         _ => None,
     });
     let home = home.expect("it was sent");
@@ -497,4 +497,12 @@ fn a_worker_expects_the_data_of_the_tasks_that_it_still_has() {
     let products = vec![Product::Inline(vec![])];
     core.handle(Event::Done { worker: other, task: id(1), products, micros: 1 }, 0);
     assert!(expected(&core) < both, "{} after {both}", expected(&core));
+}
+
+#[test]
+fn a_record_is_small() {
+    // A million tasks that wait are a million of both, and their places in a queue and a table.
+    assert!(size_of::<Task>() <= 152, "{}", size_of::<Task>());
+    assert!(size_of::<Object>() <= 88, "{}", size_of::<Object>());
+    assert_eq!(size_of::<Entry>(), 16);
 }
