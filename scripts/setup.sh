@@ -5,6 +5,7 @@
 #   scripts/setup.sh            build and run
 #   scripts/setup.sh --tests    also what the tests need
 #   scripts/setup.sh --mutants  also cargo-mutants, into target/tools, for scripts/mutants.sh
+#   scripts/setup.sh --rivals   also Ray, into .venv-rivals, for scripts/bench-tasks.sh and -objects.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -95,6 +96,12 @@ fi
 if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then
     say "installing cargo-mutants into target/tools"
     cargo install --quiet --locked --root target/tools cargo-mutants@27.1.0
+fi
+if [ "${1:-}" = --rivals ] && ! cmp -s scripts/rivals.txt .venv-rivals/installed.txt; then
+    say "installing Ray into .venv-rivals"
+    python3 -m venv .venv-rivals
+    .venv-rivals/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/rivals.txt
+    cp scripts/rivals.txt .venv-rivals/installed.txt
 fi
 say "fetching crates"
 cargo fetch --locked --quiet
