@@ -10,6 +10,7 @@ Dask's thresholds: none of them is reached because of memory that nobody uses.
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import Any
 
@@ -29,6 +30,10 @@ MOST = 512 << 20
 
 #: Of the machine's free memory, a worker that starts touches at most this share.
 FREE = 32
+
+#: And at most so many bytes for each of the machine's processors, which clear the pages: each
+#: GiB can take a second.
+PER_CPU = 64 << 20
 
 #: The workers of this process that have listened.
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -72,10 +77,10 @@ def _bounds() -> tuple[int, int | None]:
 
 def _prepared() -> int:
     """How many bytes are touched before the first message: half of what may be held, if the machine
-    has many times as much."""
+    has many times as much, and processors for it."""
     keep, _ = _bounds()
     available: int = psutil.virtual_memory().available
-    return min(keep // 2, available // FREE)
+    return min(keep // 2, available // FREE, PER_CPU * (os.cpu_count() or 1))
 
 
 def _threshold(manager: Any) -> int:

@@ -175,3 +175,53 @@ def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_
     assert [data[number] for number in range(5)] == [bytes([number]) * 600 for number in range(5)]
     told = [record.getMessage() for record in caplog.records if "can't be written" in record.message]
     assert len(told) == 1 and "No space left" in told[0] and "hint: --local-directory" in told[0]
+
+
+def test_a_new_worker_has_memory_for_its_first_messages_within_its_limit(
+    tmp_path,
+):
+    def held():
+        from cuda_cluster.comm import metrics
+
+        return metrics(None)["kept"]
+
+    def threads():
+        tasks = os.listdir("/proc/self/task")
+        return [open(f"/proc/self/task/{task}/comm").read() for task in tasks]
+
+    with (
+        LocalCluster(
+            protocol="direct", n_workers=2, threads_per_worker=1, memory_limit=LIMIT,
+            dashboard_address=None, local_directory=str(tmp_path),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        deadline = time.monotonic() + 60
+        while any("direct memory\n" in one for one in client.run(threads).values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        before = client.run(held)
+        assert all(0 < kept <= LIMIT // 16 for kept in before.values()), before
+        # The first message takes of it, and gives it back.
+        one, other = sorted(workers_of(client))
+        array = client.submit(np.ones, 4 * MB, "u1", workers=[one], pure=False)
+        assert client.submit(np.sum, array, workers=[other], pure=False).result(60) == 4 * MB
+        assert all(kept <= LIMIT // 8 for kept in client.run(held).values())
+
+
+def test_a_worker_touches_no_more_than_the_machine_can_spare(monkeypatch):
+    from cuda_cluster import _limits
+
+    keep = 512 << 20
+    monkeypatch.setattr(_limits, "_bounds", lambda: (keep, None))
+    monkeypatch.setattr(_limits.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(
+        _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30})
+    )
+    assert _limits._prepared() == keep // 2
+    monkeypatch.setattr(_limits.os, "cpu_count", lambda: 2)
+    assert _limits._prepared() == 128 << 20
+    monkeypatch.setattr(
+        _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30})
+    )
+    assert _limits._prepared() == 32 << 20

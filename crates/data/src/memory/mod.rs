@@ -10,6 +10,7 @@ mod host;
 mod kept;
 mod limits;
 pub mod mapped;
+mod pace;
 mod pages;
 mod pool;
 mod prepare;

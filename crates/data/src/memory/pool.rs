@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,8 @@ pub struct Pool {
     pub(super) limits: Arc<Limits>,
     pub(super) sizes: Sizes,
     free: Mutex<Kept<Region>>,
+    /// Regions that were asked for.
+    pub(super) asked: AtomicU64,
     /// For regions that would be new otherwise.
     pub(super) reserve: Mutex<Option<Reserve>>,
     /// Whether regions are replaced by shared ones.
@@ -190,6 +192,7 @@ impl Pool {
             process: std::process::id(),
             limits: Arc::clone(limits),
             free: Mutex::default(),
+            asked: AtomicU64::new(0),
             reserve: Mutex::default(),
             shares: AtomicBool::new(false),
             budget: Budget::new(limits),
@@ -204,6 +207,7 @@ impl Pool {
             let bytes = NonNull::from(Box::leak(vec![0; len].into_boxed_slice()));
             return Ok(Block { len, from: From::Heap(bytes), lent: false });
         }
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let size = self.sizes.of(len)?;
         let kept = self.kept_region(Kind::Shared, size);
         let kept = kept.or_else(|| self.kept_region(Kind::Private, size));

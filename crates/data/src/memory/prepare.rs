@@ -5,9 +5,11 @@
 //! *Invariant:* what is not needed of a region is kept, so no touched page is lost.
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::pace::Pace;
 use super::pages::{HUGE, Pages};
 use super::pool::{Kind, Pool, Region, Sizes};
 use super::reserve::Reserve;
@@ -55,8 +57,9 @@ impl Pool {
     }
 
     /// Touches so many bytes for blocks to come, if it may hold them and the process has room. They
-    /// go back to the system after a minute, or as soon as the process has too much. Takes as long
-    /// as the faults do: for a thread of its own.
+    /// go back to the system after a minute, or as soon as the process has too much. Takes long,
+    /// and pauses while others need the processors: for a thread of its own. Ends with fewer bytes
+    /// when the first block is asked for: from then on, it would only be in the way.
     ///
     /// # Errors
     /// If there is no memory.
@@ -67,7 +70,12 @@ impl Pool {
         if bytes < HUGE || cfg!(miri) || !may(bytes) {
             return Ok(());
         }
-        if let Some(reserve) = Reserve::touch(bytes, || may(0))? {
+        let asked = || self.asked.load(Ordering::Relaxed);
+        let (mut pace, before) = (Pace::new(), asked());
+        let is_early = || may(0) && asked() == before;
+        if let Some(reserve) = Reserve::touch(bytes, || pace.goes_on() && is_early())?
+            && may(0)
+        {
             let before = self.reserve().replace(reserve);
             drop(before);
             self.free_up(0);

@@ -20,18 +20,23 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
-    /// Touches so many bytes, in steps, while `goes_on` says so. None if it does not, to the end.
+    /// Touches so many bytes, in steps, or fewer if `goes_on` says so before one of them. None if
+    /// that is the first.
     ///
     /// # Errors
     /// If there is no memory.
-    pub(super) fn touch(bytes: usize, goes_on: impl Fn() -> bool) -> io::Result<Option<Self>> {
-        let touched = bytes - bytes % HUGE;
+    pub(super) fn touch(
+        bytes: usize,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> io::Result<Option<Self>> {
+        let mut touched = bytes - bytes % HUGE;
         // What is cut off last may be larger than what is left of the touched ones.
         let whole = touched.checked_mul(2).filter(|whole| *whole > 0);
         let pages = Pages::new(whole.ok_or(io::ErrorKind::InvalidInput)?)?;
         for step in (0..touched).step_by(HUGE) {
             if !goes_on() {
-                return Ok(None);
+                touched = step;
+                break;
             }
             // One write a page, not one call for all: a call would keep other threads of the
             // process from mapping memory for as long as it takes.
@@ -40,7 +45,7 @@ impl Reserve {
                 unsafe { pages.start().add(at).write_volatile(0) };
             }
         }
-        Ok(Some(Self { pages, touched, since: Instant::now() }))
+        Ok((touched > 0).then(|| Self { pages, touched, since: Instant::now() }))
     }
 
     /// The first bytes, of which at least half have been touched.
@@ -82,6 +87,9 @@ mod tests {
     #[test]
     fn it_stops_touching_when_told() {
         assert!(Reserve::touch(4 * HUGE, || false).unwrap().is_none());
+        let mut steps = 0..3;
+        let part = Reserve::touch(4 * HUGE, || steps.next().is_some()).unwrap().unwrap();
+        assert_eq!(part.touched(), 3 * HUGE);
         assert!(Reserve::touch(HUGE - 1, || true).is_err(), "less than one step");
         assert!(Reserve::touch(usize::MAX, || true).is_err());
     }
