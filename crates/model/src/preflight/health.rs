@@ -347,10 +347,11 @@ fn described(holder: &Holder) -> String {
     let age = |seconds| HumanSpan(std::time::Duration::from_secs(seconds));
     more.extend(holder.age_s.map(|seconds| format!("for {}", age(seconds))));
     more.extend(holder.bytes.map(|bytes| HumanBytes(bytes).to_string()));
+    let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
     let name = holder.name.as_deref().unwrap_or("of a name that cannot be seen");
     match holder.pid {
-        0 => format!("a process of another PID namespace ({})", more.join(", ")),
-        pid => format!("{pid} {name} ({})", more.join(", ")),
+        0 => format!("a process of another PID namespace{more}"),
+        pid => format!("{pid} {name}{more}"),
     }
 }
 
@@ -447,5 +448,20 @@ fn told(error: &Xid) -> Found {
         // Whoever powers the machine off ends more than the GPU's jobs.
         None if *number == 79 => found.remedy(xid::remedy(79)).costs(Cost::Restart),
         None => found.remedy(xid::remedy(*number)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_described_by_what_is_known_of_it() {
+        let holder = Holder { pid: 4242, ..Holder::default() };
+        assert_eq!(described(&holder), "4242 of a name that cannot be seen");
+        let known = Holder { name: Some("python".to_owned()), uid: Some(1001), ..holder };
+        assert_eq!(described(&known), "4242 python (user 1001)");
+        let elsewhere = Holder { bytes: Some(1 << 30), ..Holder::default() };
+        assert_eq!(described(&elsewhere), "a process of another PID namespace (1.0 GiB)");
     }
 }
