@@ -31,18 +31,17 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export XDG_RUNTIME_DIR=$scratch
 
-# perftest SIZE: milliseconds of a message.
-perftest() {
-    local port=$((20000 + RANDOM % 20000)) rate=
-    UCX_TLS=sm,self taskset -c "${cpus#*,}" ucx_perftest -p "$port" >/dev/null 2>&1 &
-    local server=$!
-    for _ in 1 2 3 4 5; do
-        sleep 0.3
-        rate=$(UCX_TLS=sm,self taskset -c "${cpus%,*}" ucx_perftest -p "$port" 127.0.0.1 \
-            -t ucp_am_bw -s "$1" -n 10 -w 2 -f 2>/dev/null |
-            grep -E '^ *[0-9]+( +[0-9.]+)+$' | awk '{print $6}' | tail -1) && break
-    done
-    wait "$server" || true
+# shellcheck source=scripts/perftest.sh
+source scripts/perftest.sh
+
+# message SIZE: milliseconds of a message over shared memory.
+message() {
+    local rate
+    rate=$(UCX_TLS=sm,self perftest ucp_am_bw "$1" 10)
+    [[ -n $rate ]] || {
+        echo "missing: a figure of ucx_perftest for $1 bytes" >&2
+        exit 2
+    }
     awk -v size="$1" -v rate="$rate" 'BEGIN {
         printf "{\"bytes\": %d, \"message\": %f}\n", size, size / 1048576 / rate * 1000}'
 }
@@ -59,7 +58,7 @@ for round in $(seq "$rounds"); do
     echo "round $round of $rounds" >&2
     taskset -c "$cpus" "$program" >>"$scratch/native"
     taskset -c "$cpus" "$python" scripts/bench_objects_ray.py --turns "$TURNS" >>"$scratch/ray"
-    for size in $((64 << 20)) $((1 << 30)); do perftest "$size" >>"$scratch/ucx_perftest"; done
+    for size in $((64 << 20)) $((1 << 30)); do message "$size" >>"$scratch/ucx_perftest"; done
     taskset -c "${cpus%,*}" "$python" -c "$memcpy" >>"$scratch/memcpy"
 done
 

@@ -16,6 +16,7 @@ messages of each size in order. What counts of a turn is their mean, and the fir
 alone.
 """
 
+import contextlib
 import json
 import os
 import statistics
@@ -104,41 +105,36 @@ def prepared(name):
     import dask
     from distributed import wait
 
-    if name == "x + x.T":
-        import dask.array as array
+    def made(*collections):
+        kept = [collection.persist() for collection in collections]
+        wait(kept)
+        return kept
 
-        x = array.random.default_rng(0).random((8000, 8000), chunks=(1000, 1000)).persist()
-        wait(x)
-        return lambda: wait((x + x.T).persist())
-    if name == "SVD":
-        import dask.array as array
+    if name.startswith("merge by "):
+        import dask.datasets
 
-        x = array.random.default_rng(0).random((200_000, 100), chunks=(10_000, 100)).persist()
-        wait(x)
-        return lambda: wait([part.persist() for part in array.linalg.svd(x)])
-    import dask.datasets
-
-    method = name.removeprefix("merge by ")
-    with dask.config.set({"dataframe.shuffle.method": method}):
-        frames = [
+        left, right = made(*(
             dask.datasets.timeseries(
-                start="2000-01-01",
-                end="2000-01-17",
-                freq="2s",
-                partition_freq="1d",
-                dtypes={"id": int, "x": float},
-                seed=seed,
+                start="2000-01-01", end="2000-01-17", freq="2s", partition_freq="1d",
+                dtypes={"id": int, "x": float}, seed=seed,
             ).assign(key=lambda frame: frame.id * 1000 + frame.x.abs() * 1000 // 1)
             for seed in (1, 2)
-        ]
-        left, right = (frame.persist() for frame in frames)
-        wait([left, right])
+        ))  # fmt: skip
+        method = {"dataframe.shuffle.method": name.removeprefix("merge by ")}
 
         def merge():
-            with dask.config.set({"dataframe.shuffle.method": method}):
-                wait(left.merge(right, on="key").persist())
+            with dask.config.set(method):
+                made(left.merge(right, on="key"))
 
         return merge
+    import dask.array as array
+
+    random = array.random.default_rng(0).random
+    if name == "SVD":
+        (tall,) = made(random((200_000, 100), chunks=(10_000, 100)))
+        return lambda: made(*array.linalg.svd(tall))
+    (x,) = made(random((8000, 8000), chunks=(1000, 1000)))
+    return lambda: made(x + x.T)
 
 
 def graph(name):
@@ -148,24 +144,28 @@ def graph(name):
     return time.perf_counter() - began
 
 
-def serve(candidate, workers):
-    """Answers each measurement that is named on standard input."""
+@contextlib.contextmanager
+def cluster_of(protocol, workers):
+    """A client of a new cluster, whose workers have one thread each and no limit."""
     from distributed import Client, LocalCluster
 
+    with (
+        LocalCluster(
+            protocol=protocol, n_workers=workers, threads_per_worker=1, dashboard_address=None,
+            memory_limit=0,
+        ) as cluster,
+        Client(cluster) as client,
+    ):  # fmt: skip
+        yield client
+
+
+def serve(candidate, workers):
+    """Answers each measurement that is named on standard input."""
     # UCX writes its warnings to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     protocol = {"fresh": "direct", "copied": "direct"}.get(candidate, candidate)
-    with (
-        LocalCluster(
-            protocol=protocol,
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=None,
-            memory_limit=0,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with cluster_of(protocol, workers) as client:
         names = sorted(client.scheduler_info(n_workers=-1)["workers"])
         for number, line in enumerate(sys.stdin):
             name, cpu = line.strip(), None

@@ -1,10 +1,10 @@
 """Where the time of Dask's graphs goes: tasks, messages, scheduler, waiting.
 
 Called by scripts/bench-comm.sh --where. For each graph and protocol: the seconds that it took, and
-the seconds of CPU of its processes, all of them, in tasks' own code, and in the scheduler. The rest
-of the workers' CPU is that of their event loops: serialisation, messages, transport, disk. `least`
-is the time that the same work takes if messages cost nothing: tasks and scheduler alone, on all of
-this machine's CPUs. No transport can be faster.
+the seconds of CPU of its workers, of that in tasks' own code, and of the scheduler with the client.
+The `rest` of the workers' CPU is that of event loops, transport, disk, and of threads beside tasks,
+in which p2p takes tables apart. `least` is the time of tasks and scheduler alone, on all of this
+machine's CPUs: no transport can be faster than that.
 """
 
 import os
@@ -35,19 +35,8 @@ def in_tasks(dask_scheduler):
 
 
 def measure(candidate, workers, turns, names):
-    from distributed import Client, LocalCluster
-
     rows = {}
-    with (
-        LocalCluster(
-            protocol=candidate,
-            n_workers=workers,
-            threads_per_worker=1,
-            dashboard_address=None,
-            memory_limit=0,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with bench_comm.cluster_of(candidate, workers) as client:
         pids = list(client.run(os.getpid).values())
         # The scheduler lives in this process, the client too.
         here = os.getpid()
@@ -78,7 +67,7 @@ def main():
     cpus = len(os.sched_getaffinity(0))
     found = {candidate: measure(candidate, workers, turns, names) for candidate in candidates}
     print(f"{workers} workers on {cpus} CPUs, medians of {turns} turns; seconds")
-    heads = ("took", "workers", "tasks", "loops", "scheduler", "disk", "network", "least")
+    heads = ("took", "workers", "tasks", "rest", "scheduler", "disk", "network", "least")
     print(f"{'':16}{'':8}" + "".join(f"{head:>10}" for head in heads) + f"{'at most':>10}")
     for name in names:
         for candidate in candidates:

@@ -29,12 +29,14 @@ tests=(
     prometheus                    # reads our metrics as people do
     slurmctld slurmd slurm-client munge    # a Slurm of this machine, with a configuration of its own
 )
+rivals=(python3 python3-venv ucx-utils)
 
 say() { printf 'setup: %s\n' "$*"; }
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 wanted=("${build[@]}" "${run[@]}")
 [ "${1:-}" = --tests ] && wanted+=("${tests[@]}")
+[ "${1:-}" = --rivals ] && wanted+=("${rivals[@]}")
 
 if ! command -v apt-get >/dev/null; then
     say "this script knows Debian and Ubuntu only; elsewhere install the equivalents of:"

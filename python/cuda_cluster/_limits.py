@@ -10,11 +10,11 @@ Dask's thresholds: none of them is reached because of memory that nobody uses.
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
@@ -31,7 +31,7 @@ MOST = 512 << 20
 #: Of the machine's free memory, a worker that starts touches at most this share.
 FREE = 32
 
-#: And at most so many bytes for each of the machine's processors, which clear the pages: each
+#: And at most so many bytes for each processor that it may use, which clear the pages: each
 #: GiB can take a second.
 PER_CPU = 64 << 20
 
@@ -80,7 +80,8 @@ def _prepared() -> int:
     has many times as much, and processors for it."""
     keep, _ = _bounds()
     available: int = psutil.virtual_memory().available
-    return min(keep // 2, available // FREE, PER_CPU * (os.cpu_count() or 1))
+    cpus: int = CPU_COUNT
+    return min(keep // 2, available // FREE, PER_CPU * cpus)
 
 
 def _threshold(manager: Any) -> int:

@@ -177,9 +177,7 @@ def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_
     assert len(told) == 1 and "No space left" in told[0] and "hint: --local-directory" in told[0]
 
 
-def test_a_new_worker_has_memory_for_its_first_messages_within_its_limit(
-    tmp_path,
-):
+def test_a_new_worker_has_memory_for_its_first_messages_within_its_limit(tmp_path):
     def held():
         from cuda_cluster.comm import metrics
 
@@ -214,12 +212,12 @@ def test_a_worker_touches_no_more_than_the_machine_can_spare(monkeypatch):
 
     keep = 512 << 20
     monkeypatch.setattr(_limits, "_bounds", lambda: (keep, None))
-    monkeypatch.setattr(_limits.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(_limits, "CPU_COUNT", 64)
     monkeypatch.setattr(
         _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30})
     )
     assert _limits._prepared() == keep // 2
-    monkeypatch.setattr(_limits.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(_limits, "CPU_COUNT", 2)
     assert _limits._prepared() == 128 << 20
     monkeypatch.setattr(
         _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30})

@@ -353,9 +353,9 @@ fn engine_at(at: *mut Engine) -> Option<&'static Engine> {
 /// Of this thread: whatever else wants to run goes first.
 #[allow(unsafe_code)]
 fn lower_priority() {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: 0 is the calling thread, and the parameters outlive the call.
-    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+    // Not SCHED_IDLE: that would be kept off the processor for long while it holds a lock of the pool.
+    // SAFETY: numbers alone. On Linux, 0 is the calling thread.
+    let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
 }
 
 /// Accepts one connection, if one waits.

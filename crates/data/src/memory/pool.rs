@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,8 @@ pub struct Pool {
     pub(super) limits: Arc<Limits>,
     pub(super) sizes: Sizes,
     free: Mutex<Kept<Region>>,
-    /// Regions that were asked for.
-    pub(super) asked: AtomicU64,
+    /// Whether a region has been asked for since [`Pool::prepare`] began.
+    pub(super) asked: AtomicBool,
     /// For regions that would be new otherwise.
     pub(super) reserve: Mutex<Option<Reserve>>,
     /// Whether regions are replaced by shared ones.
@@ -192,7 +192,7 @@ impl Pool {
             process: std::process::id(),
             limits: Arc::clone(limits),
             free: Mutex::default(),
-            asked: AtomicU64::new(0),
+            asked: AtomicBool::new(false),
             reserve: Mutex::default(),
             shares: AtomicBool::new(false),
             budget: Budget::new(limits),
@@ -207,13 +207,18 @@ impl Pool {
             let bytes = NonNull::from(Box::leak(vec![0; len].into_boxed_slice()));
             return Ok(Block { len, from: From::Heap(bytes), lent: false });
         }
-        self.asked.fetch_add(1, Ordering::Relaxed);
         let size = self.sizes.of(len)?;
-        let kept = self.kept_region(Kind::Shared, size);
+        let kept = self.kept_shared(size);
         let kept = kept.or_else(|| self.kept_region(Kind::Private, size));
         let kept = kept.or_else(|| self.split(size)).or_else(|| self.cut(size));
         let region = kept.map_or_else(|| self.make_private(size), Ok)?;
         Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
+    }
+
+    /// The first place to look in for a block.
+    fn kept_shared(&self, size: usize) -> Option<Region> {
+        self.asked.store(true, Ordering::Relaxed);
+        self.kept_region(Kind::Shared, size)
     }
 
     /// A region that is kept. What cannot be used any more goes.
@@ -235,8 +240,7 @@ impl Pool {
     /// As [`Self::take`], where peers may write it if that is possible.
     pub fn take_shared(self: &Arc<Self>, len: usize) -> io::Result<Block> {
         let size = self.sizes.of(len.max(POOLED))?;
-        let kept = self.kept_region(Kind::Shared, size);
-        match kept.or_else(|| self.make_shared(size)) {
+        match self.kept_shared(size).or_else(|| self.make_shared(size)) {
             Some(region) => {
                 Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
             }

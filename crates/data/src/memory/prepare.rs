@@ -70,9 +70,9 @@ impl Pool {
         if bytes < HUGE || cfg!(miri) || !may(bytes) {
             return Ok(());
         }
-        let asked = || self.asked.load(Ordering::Relaxed);
-        let (mut pace, before) = (Pace::new(), asked());
-        let is_early = || may(0) && asked() == before;
+        self.asked.store(false, Ordering::Relaxed);
+        let is_early = || may(0) && !self.asked.load(Ordering::Relaxed);
+        let mut pace = Pace::new();
         if let Some(reserve) = Reserve::touch(bytes, || pace.goes_on() && is_early())?
             && may(0)
         {
@@ -99,6 +99,8 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::memory::{Block, KEEP, Limits, POOLED};
 
@@ -129,6 +131,18 @@ mod tests {
         limits.set(0, usize::MAX);
         pool.prepare(8 << 20).unwrap();
         assert_eq!(pool.kept(), 0, "nothing is to be kept");
+    }
+
+    #[test]
+    fn every_way_to_ask_for_a_block_ends_the_preparation() {
+        let asked = |take: fn(&Arc<Pool>) -> Block| {
+            let pool = Pool::new(&Limits::new(16 << 20));
+            drop(take(&pool));
+            pool.asked.load(Ordering::Relaxed)
+        };
+        assert!(asked(|pool| pool.take(1 << 20).unwrap()));
+        assert!(asked(|pool| pool.take_shared(1 << 20).unwrap()));
+        assert!(!asked(|pool| pool.take(POOLED - 1).unwrap()), "the allocator's");
     }
 
     #[test]

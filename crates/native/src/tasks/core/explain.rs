@@ -10,27 +10,27 @@ const COUNTED: usize = 10_000;
 impl Core {
     /// One or two sentences on the state of a task.
     pub(crate) fn explain(&self, id: ObjectId) -> String {
-        let key = self.objects.key(id).map(|key| &self.objects[key]);
-        let Some(object) = key else {
+        let Some(object) = self.objects.key(id).map(|key| &self.objects[key]) else {
             return format!("{id} is not known: it was never submitted, or everybody released it");
         };
-        let Some(task) = object.producer.map(|key| &self.tasks[key]) else {
+        let Some(key) = object.producer else {
             return format!(
                 "{id} was put, not computed; {} workers have it",
                 object.replicas().len()
             );
         };
+        let task = &self.tasks[key];
         let what = &self.functions[task.function as usize].name;
         let mut text = format!("{id} ({what}) ");
         match task.state {
             State::Waiting => self.explain_waiting(task, &mut text),
-            State::Ready if object.producer.is_some_and(|key| self.parked.contains(&key)) => {
+            State::Ready if self.parked.contains(&key) => {
                 text.push_str("could run, but no present worker may run it");
                 self.explain_wishes(task, &mut text);
             }
             State::Ready => {
                 let before = self.ready.iter().take(COUNTED + 1);
-                let before = before.take_while(|entry| Some(entry.task) != object.producer).count();
+                let before = before.take_while(|entry| entry.task != key).count();
                 let more = if before > COUNTED { "more than " } else { "" };
                 let _ = write!(
                     text,
