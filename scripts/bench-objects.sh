@@ -3,9 +3,9 @@
 # engine, Ray, `ucx_perftest` and memcpy, in turns on the same CPUs.
 #
 # Milliseconds: `make` until the object is stored with the first worker, `look` until a task of the
-# second one has it (nothing is read), `read` until that one has read each word. The first turn of
-# each size uses memory that nobody has used before; the medians are those of the others. memcpy is
-# one thread's, between arrays that exist.
+# second one has it (nothing is read), `read` until that one has read each word. Medians: the first
+# turn of each size, in which memory is new to the workers, and the others. Where it is new to a
+# virtual machine, too, both can take seconds. memcpy is one thread's, between arrays that exist.
 #
 #   scripts/bench-objects.sh           after scripts/setup.sh --rivals, which installs Ray
 #   CPUS=0,1 TURNS=5 ROUNDS=3          where, how many objects, how often all of it
