@@ -9,6 +9,18 @@
 #   scripts/bench-comm.sh --where WORKERS TURNS [CANDIDATE ...]    tcp direct; CPU by what uses it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-9}" in
+--graphs | --where) numbers=("${@:2:2}") wanted=2 ;;
+--cold) numbers=("${@:2:1}") wanted=1 ;;
+*) numbers=("${1:-9}") wanted=1 ;;
+esac
+good=0
+for number in "${numbers[@]}"; do [[ $number =~ ^[1-9][0-9]*$ ]] && good=$((good + 1)); done
+if [ "$good" -ne "$wanted" ]; then
+    echo "bench-comm: '$*' lacks a number of turns or workers; the use is:" >&2
+    sed -n 's/^#   /  /p' scripts/bench-comm.sh >&2
+    exit 2
+fi
 [ -x .venv/bin/python ] || scripts/setup.sh --tests
 .venv/bin/python scripts/source_tree.py
 if [ -z "${CUDA_CLUSTER_COMM:-}" ]; then

@@ -34,6 +34,13 @@ rivals=(python3 python3-venv ucx-utils)
 say() { printf 'setup: %s\n' "$*"; }
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
+case "${1:-}" in
+'' | --tests | --mutants | --rivals) ;;
+*)
+    say "no option $1; there are --tests, --mutants and --rivals"
+    exit 2
+    ;;
+esac
 wanted=("${build[@]}" "${run[@]}")
 [ "${1:-}" = --tests ] && wanted+=("${tests[@]}")
 [ "${1:-}" = --rivals ] && wanted+=("${rivals[@]}")

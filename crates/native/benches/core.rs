@@ -203,6 +203,13 @@ fn apart(scenario: &str, count: u64, workers: u64) -> Fallible<Vec<(String, f64,
     lines.collect()
 }
 
+/// The numbers in a variable.
+fn numbers(name: &str, default: &str) -> Fallible<Vec<u64>> {
+    let text = std::env::var(name).unwrap_or_else(|_| default.to_owned());
+    let all = text.split_whitespace().map(str::parse).collect::<Result<Vec<u64>, _>>();
+    all.map_err(|error| format!("{name}={text:?}: {error}").into())
+}
+
 fn main() -> Fallible<()> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     // What cargo adds.
@@ -212,18 +219,21 @@ fn main() -> Fallible<()> {
     {
         return one(scenario, count.parse()?, workers.parse()?);
     }
-    let size: u64 = std::env::var("BENCH_SIZE").map_or(Ok(100_000), |size| size.parse())?;
-    let workers = std::env::var("BENCH_WORKERS").unwrap_or_else(|_| "8 72 1000".to_owned());
+    let sizes = numbers("BENCH_SIZE", "100000")?;
+    let [size] = sizes[..] else { return Err("BENCH_SIZE is one number".into()) };
+    let workers = numbers("BENCH_WORKERS", "8 72 1000")?;
     if arguments.is_empty() {
         arguments = SCENARIOS.map(str::to_owned).into();
+    }
+    if let Some(other) = arguments.iter().find(|one| !SCENARIOS.contains(&one.as_str())) {
+        return Err(format!("no scenario {other:?}; there are {SCENARIOS:?}").into());
     }
     println!(
         "{:15} {:8} {:>7} {:>9} {:>9} {:>8} {:>9} {:>8} {:>6}",
         "scenario", "phase", "workers", "tasks", "ns/task", "bytes", "10x: ns", "bytes", "ratio"
     );
     for scenario in &arguments {
-        for workers in workers.split_whitespace() {
-            let workers = workers.parse()?;
+        for &workers in &workers {
             let small = apart(scenario, size, workers)?;
             let large = apart(scenario, 10 * size, workers)?;
             for ((phase, ns, bytes), (_, more_ns, more_bytes)) in small.into_iter().zip(large) {
