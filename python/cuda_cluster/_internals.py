@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from dask.system import CPU_COUNT
 from distributed import Client
 from distributed.comm import Comm
 from distributed.comm.addressing import parse_host_port, unparse_host_port
@@ -37,6 +38,7 @@ from distributed.versions import get_versions
 from distributed.worker_memory import WorkerMemoryManager
 
 __all__ = [
+    "CPU_COUNT",
     "MEMORY_LIMIT",
     "BaseListener",
     "BaseTCPBackend",
@@ -67,6 +69,7 @@ __all__ = [
 #: By the newest release that had them, modules and classes with their names.
 SEEN = {
     "2026.8.0": {
+        "dask.system": "CPU_COUNT",
         "distributed.Client": "_instances _handle_report _handle_report_task _close _ensure_connected "
         "_timeout rpc",
         "distributed.client": "_global_clients",

@@ -14,12 +14,11 @@ import weakref
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
-from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
-from cuda_cluster._internals import MEMORY_LIMIT, WorkerMemoryManager
+from cuda_cluster._internals import CPU_COUNT, MEMORY_LIMIT, WorkerMemoryManager
 from cuda_cluster._settings import setting
 
 #: Of the memory limit of a worker, or of the machine's memory: at most this is held.
