@@ -51,9 +51,9 @@ fn timed(submit: impl FnOnce() -> Result<Remote, cluster::ClientError>) -> Falli
 
 fn turn(client: &Client, bytes: usize, seed: u64) -> Fallible<()> {
     let (make, object) =
-        timed(|| client.task("make").arguments(&(bytes, seed)).on("gpu0").submit())?;
-    let (look, length) = timed(|| client.task("look").inputs(&[&object]).on("gpu1").submit())?;
-    let (read, sum) = timed(|| client.task("read").inputs(&[&object]).on("gpu1").submit())?;
+        timed(|| client.task("make").arguments(&(bytes, seed)).on("cpu0").submit())?;
+    let (look, length) = timed(|| client.task("look").inputs(&[&object]).on("cpu1").submit())?;
+    let (read, sum) = timed(|| client.task("read").inputs(&[&object]).on("cpu1").submit())?;
     let (length, sum): (usize, u64) = (length.value()?, sum.value()?);
     if (length, sum) != (bytes, expected(bytes, seed)) {
         return Err(format!("{length} bytes with the sum {sum}, instead of what was made").into());
@@ -69,7 +69,9 @@ fn main() -> Fallible<ExitCode> {
     }
     let turns = std::env::var("TURNS").map_or(Ok(5), |text| text.parse())?;
     let machine = topology::parse(topology::builtin("dgx-h100").ok_or("a built-in machine")?)?;
-    let cluster = Cluster::builder().simulate(machine).workers(2).launch_blocking()?;
+    // The objects of workers without a GPU are in host memory.
+    let builder = Cluster::builder().simulate(machine).set("gpus", "none").set("cpu_workers", 2);
+    let cluster = builder.launch_blocking()?;
     let client = cluster.client()?;
     for bytes in [64 << 20, 1 << 30] {
         for seed in 0..turns {

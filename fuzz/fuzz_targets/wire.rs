@@ -5,7 +5,7 @@ use cuda_cluster::wire::frame::{decode, encode};
 use cuda_cluster::wire::greeting::{Answer, Challenge, Welcome};
 use cuda_cluster::wire::native::{FromClient, FromWorker, Registration, ToClient, ToWorker};
 use cuda_cluster::wire::peer::{Header, Hello, Measure};
-use cuda_cluster::wire::tasks::{Bulk, BulkReply};
+use cuda_cluster::wire::tasks::{Bulk, BulkReply, FromViewer, ToViewer};
 
 /// No bytes make a reader panic, and what was read can be written and read again.
 macro_rules! hold {
@@ -20,10 +20,12 @@ macro_rules! hold {
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some((kind, bytes)) = bytes.split_first() else { return };
-    match kind % 11 {
+    match kind % 13 {
         0 => hold!(bytes, FromWorker),
         9 => hold!(bytes, FromClient),
         10 => hold!(bytes, Registration),
+        11 => hold!(bytes, FromViewer),
+        12 => hold!(bytes, ToViewer),
         1 => hold!(bytes, ToWorker),
         2 => hold!(bytes, ToClient),
         3 => hold!(bytes, Bulk),

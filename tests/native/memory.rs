@@ -28,7 +28,7 @@ const DEVICE: u64 = 1 << 20;
 const ENDED_AT_PERCENT: u64 = 95;
 
 /// SplitMix64, so that a failure can be reproduced from its seed.
-fn random(seed: &mut u64) -> u64 {
+pub(crate) fn random(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *seed;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,7 +37,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 /// The seeds in `CUDA_CLUSTER_SEEDS` (`3..60`), otherwise a few.
-fn seeds() -> std::ops::Range<u64> {
+pub(crate) fn seeds() -> std::ops::Range<u64> {
     let range = std::env::var("CUDA_CLUSTER_SEEDS").ok().map(|range| {
         let (first, last) = range.split_once("..").expect("like 3..60");
         first.parse().expect("a number")..last.parse().expect("a number")
@@ -46,7 +46,7 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 /// Resident memory of a worker before it has data.
-fn idle_bytes() -> u64 {
+pub(crate) fn idle_bytes() -> u64 {
     let mut cluster = Cluster::start(2);
     cluster.ready();
     let living = cluster.living();

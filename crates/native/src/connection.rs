@@ -155,6 +155,6 @@ pub async fn greet(
 }
 
 /// Whether the other side has closed the connection.
-fn is_closed(error: &io::Error) -> bool {
+pub(super) fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::secret::{LENGTH, Proof, Secret};
 
 /// The version of all messages on these sockets.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// Longest frame before both sides have authenticated, in bytes.
 pub const GREETING_LIMIT: usize = 256;
@@ -28,6 +28,10 @@ pub enum Role {
     /// A client or a worker that stores objects on a worker or fetches them from it. It sends
     /// [`Bulk`](super::tasks::Bulk) and receives [`BulkReply`](super::tasks::BulkReply).
     Bulk,
+    /// A worker that reads a peer's objects where they are. It sends
+    /// [`FromViewer`](super::tasks::FromViewer) and receives
+    /// [`ToViewer`](super::tasks::ToViewer), some with a descriptor behind them.
+    Viewer,
 }
 
 impl std::fmt::Display for Role {
@@ -36,6 +40,7 @@ impl std::fmt::Display for Role {
             Role::Worker => "worker",
             Role::Client => "client",
             Role::Bulk => "bulk",
+            Role::Viewer => "viewer",
         })
     }
 }

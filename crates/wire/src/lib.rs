@@ -18,9 +18,10 @@
 //! | | client → scheduler | [`native::FromClient`] | 8 MiB, 65,536 requests |
 //! | | scheduler → worker, client | [`native::ToWorker`], [`native::ToClient`] | 8 MiB |
 //! | | client, worker ↔ worker | [`tasks::Bulk`], [`tasks::BulkReply`], bare bytes | 8 MiB |
+//! | | worker ↔ worker | [`tasks::FromViewer`], [`tasks::ToViewer`], descriptors | 8 MiB |
 //!
 //! A proof is a keyed hash over the role and both nonces under the cluster's secret. The scheduler
-//! accepts workers and clients, a worker's socket accepts bulk connections; any other
+//! accepts workers and clients, a worker's socket accepts bulk connections and viewers; any other
 //! [`greeting::Role`] is refused. Postcard encodes an enum's variant by its position, so adding,
 //! removing or moving a variant or a field requires a new [`greeting::VERSION`]; a side with
 //! another version is refused, and the error names it. A frame that is too long, malformed, or not

@@ -1,31 +1,32 @@
 //! Memory that peers of this machine may map and write: a file without a name, and ranges of it.
 //!
 //! A range is touched once, which takes longer than with private memory, and is then used again and
-//! again. Whoever has a range hands its place to one peer at a time. A peer that went away in the
+//! again. Whoever has a range hands its place to one peer at a time, or to as many as only read it. A peer that went away in the
 //! middle of writing may still write, and a fork sees what is written later: then the arena is
 //! *retired*. No range of it is used again, and it is freed with its last one.
 //!
 //! *Invariant:* a range has one owner, and no bytes of a range change after its message was
 //! delivered, except by that owner.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
-use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, OFlag, SealFlag, fallocate, fcntl, open};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::ftruncate;
 
 use super::limits::Limits;
 
-/// Addresses that an arena takes for each byte that may be in use: ranges have many sizes, and each
-/// keeps its place.
+/// Addresses that an arena takes for each byte that may be in use: ranges have many sizes, and
+/// none is moved.
 const SPARE: usize = 64;
 
 /// Arenas of a process that a fork makes its own.
@@ -40,6 +41,8 @@ static ARENAS: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 #[derive(Debug)]
 pub struct Arena {
     file: OwnedFd,
+    /// The same file, which cannot be written through it.
+    read_only: OnceLock<OwnedFd>,
     start: NonNull<u8>,
     len: usize,
     /// Which of [`ARENAS`] it has.
@@ -58,13 +61,12 @@ pub struct Budget {
     used: AtomicUsize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Places {
-    next: usize,
     /// Bytes in use of this arena.
     used: usize,
-    /// By size: where nothing is.
-    free: HashMap<usize, Vec<usize>>,
+    /// Where nothing is: lengths by offset. No two of them touch.
+    free: BTreeMap<usize, usize>,
 }
 
 /// Part of an arena. Its bytes exist.
@@ -134,9 +136,24 @@ impl Arena {
         // SAFETY: the whole of the mapping.
         let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
         ARENAS[slot].set(start.as_ptr(), len, file.as_raw_fd());
-        let (retired, places) = (AtomicBool::new(false), Mutex::default());
-        let budget = Arc::clone(budget);
-        Ok(Arc::new(Self { file, start, len, slot, forks, retired, budget, places }))
+        let (retired, places) = (AtomicBool::new(false), Mutex::new(Places::new(len)));
+        let (budget, read_only) = (Arc::clone(budget), OnceLock::new());
+        Ok(Arc::new(Self { file, read_only, start, len, slot, forks, retired, budget, places }))
+    }
+
+    /// Its file, for a peer that is to read only: who has it can neither map it to write nor open
+    /// it again to write, unless he may do everything.
+    ///
+    /// # Errors
+    /// If the system refuses, such as without `/proc`.
+    pub fn read_only(&self) -> io::Result<BorrowedFd<'_>> {
+        if let Some(file) = self.read_only.get() {
+            return Ok(file.as_fd());
+        }
+        fchmod(&self.file, Mode::S_IRUSR)?;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = open(path.as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(self.read_only.get_or_init(|| file).as_fd())
     }
 
     /// Whether nothing of it is used again.
@@ -155,7 +172,7 @@ impl Arena {
         }
         let offset = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-            places.take(len, self.len)
+            places.take(len)
         };
         let Some(offset) = offset else {
             self.budget.give_back(len);
@@ -179,14 +196,33 @@ impl Arena {
 }
 
 impl Places {
-    fn take(&mut self, len: usize, end: usize) -> Option<usize> {
-        let free = self.free.get_mut(&len).and_then(Vec::pop);
-        let offset = free.or_else(|| {
-            let after = self.next.checked_add(len).filter(|after| *after <= end)?;
-            Some(std::mem::replace(&mut self.next, after))
-        })?;
+    fn new(len: usize) -> Self {
+        Self { used: 0, free: BTreeMap::from([(0, len)]) }
+    }
+
+    /// The first place that is large enough.
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let (&offset, &room) = self.free.iter().find(|(_, room)| **room >= len)?;
+        self.free.remove(&offset);
+        if room > len {
+            self.free.insert(offset + len, room - len);
+        }
         self.used += len;
         Some(offset)
+    }
+
+    fn give_back(&mut self, mut offset: usize, len: usize) {
+        self.used -= len;
+        let mut end = offset + len;
+        if let Some(after) = self.free.remove(&end) {
+            end += after;
+        }
+        if let Some((&before, &room)) = self.free.range(..offset).next_back()
+            && before + room == offset
+        {
+            offset = before;
+        }
+        self.free.insert(offset, end - offset);
     }
 }
 
@@ -226,8 +262,7 @@ impl Drop for Range {
         }
         arena.budget.give_back(self.len);
         let mut places = arena.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.used -= self.len;
-        places.free.entry(self.len).or_default().push(self.offset);
+        places.give_back(self.offset, self.len);
     }
 }
 
@@ -308,6 +343,9 @@ unsafe extern "C" fn in_child() {
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+    use nix::sys::mman::mprotect;
+
     use super::*;
 
     const MIB: usize = 1 << 20;
@@ -337,6 +375,38 @@ mod tests {
         let again = arena.take(MIB).unwrap();
         assert_eq!(again.place().1, place);
         assert!(bytes(&again).iter().all(|byte| *byte == 0), "new pages");
+    }
+
+    #[test]
+    fn places_are_apart_and_all_of_them_together_are_whole_again() {
+        let mut places = Places::new(10);
+        let taken: Vec<usize> = (1..=4).map(|len| places.take(len).unwrap()).collect();
+        assert_eq!(taken, [0, 1, 3, 6]);
+        assert_eq!(places.take(1), None);
+        for at in [1, 3, 0, 2] {
+            places.give_back(taken[at], at + 1);
+        }
+        assert_eq!((places.used, places.free), (0, BTreeMap::from([(0, 10)])));
+    }
+
+    #[test]
+    fn the_file_for_readers_cannot_be_written() {
+        let budget = Budget::new(&Limits::new(8 * MIB));
+        let arena = Arena::new(&budget).unwrap();
+        let file = arena.read_only().unwrap().try_clone_to_owned().unwrap();
+        let len = NonZeroUsize::new(MIB).unwrap();
+        let map = |protection| {
+            // SAFETY: a new mapping, at a place of the kernel's choice.
+            unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, &file, 0) }
+        };
+        assert_eq!(map(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE), Err(Errno::EACCES));
+        let mapped = map(ProtFlags::PROT_READ).unwrap();
+        // SAFETY: the mapping, of which nobody refers to a byte.
+        let made = unsafe { mprotect(mapped, MIB, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
+        assert_eq!(made, Err(Errno::EACCES));
+        // SAFETY: as above.
+        unsafe { munmap(mapped, MIB) }.unwrap();
+        assert!(fallocate(&file, FallocateFlags::empty(), 0, 1).is_err());
     }
 
     #[test]

@@ -13,14 +13,21 @@ use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use super::arena::Arena;
 use super::pages::PAGE;
 use super::pool::Block;
 use super::spare;
+use super::view::View;
 
 /// From this size on, in bytes, memory is pages of its own, which are kept for reuse. Smaller
 /// pieces come from the heap, whose free lists are just as fast.
 const OWN_PAGES: usize = 128 << 10;
+
+/// From this size on, in bytes, memory that peers may read is shared with them. They take a smaller
+/// copy in the time in which they would get to know where it is.
+pub const SHAREABLE: usize = 1 << 20;
 
 /// A value of the caller's that is dropped when a piece of memory is freed.
 pub type Lease = Box<dyn Any + Send + Sync>;
@@ -39,6 +46,8 @@ enum Content {
     Pages(Block),
     /// Memory of another library.
     Foreign(Foreign),
+    /// Memory of a peer.
+    View(View),
 }
 
 /// So many bytes from `start` on.
@@ -70,6 +79,34 @@ impl HostMemory {
             Content::Heap { bytes: memory, start }
         };
         Some(Self { content, lease: None })
+    }
+
+    /// As [`Self::undefined`], where peers may read it if it is at least [`SHAREABLE`] bytes long,
+    /// and this process may keep as much ([`spare::keep_up_to`]).
+    pub fn shareable(bytes: usize) -> Option<Self> {
+        if bytes < SHAREABLE {
+            return Self::undefined(bytes);
+        }
+        Some(Self { content: Content::Pages(spare::take_shareable(bytes)?), lease: None })
+    }
+
+    /// Where peers may read it, if they may: the arena, and the place there.
+    pub fn shared(&self) -> Option<(&Arc<Arena>, usize)> {
+        let Content::Pages(block) = &self.content else { return None };
+        block.shared()
+    }
+
+    /// Where peers may have read it, it goes back to the system when it is dropped, as
+    /// [`Block::spend`] says.
+    pub fn spend(&self) {
+        if let Content::Pages(block) = &self.content {
+            block.spend();
+        }
+    }
+
+    /// Whether it is memory of a peer.
+    pub fn is_view(&self) -> bool {
+        matches!(self.content, Content::View(_))
     }
 
     /// Memory that another library of this process has allocated, from `start` on.
@@ -122,6 +159,13 @@ impl From<Vec<u8>> for HostMemory {
     }
 }
 
+/// Read in place. Whoever writes it gets a copy.
+impl From<View> for HostMemory {
+    fn from(view: View) -> Self {
+        Self { content: Content::View(view), lease: None }
+    }
+}
+
 impl Deref for HostMemory {
     type Target = [u8];
 
@@ -133,12 +177,16 @@ impl Deref for HostMemory {
             Content::Foreign(Foreign { start, len }) => unsafe {
                 std::slice::from_raw_parts(start.as_ptr(), *len)
             },
+            Content::View(view) => view,
         }
     }
 }
 
 impl DerefMut for HostMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
+        if let Content::View(view) = &self.content {
+            self.content = Content::Heap { bytes: view.to_vec(), start: 0 };
+        }
         match &mut self.content {
             Content::Heap { bytes, start } => &mut bytes[*start..],
             Content::Pages(block) => block.bytes_mut(),
@@ -146,6 +194,8 @@ impl DerefMut for HostMemory {
             Content::Foreign(Foreign { start, len }) => unsafe {
                 std::slice::from_raw_parts_mut(start.as_ptr(), *len)
             },
+            // It has just been replaced.
+            Content::View(_) => &mut [],
         }
     }
 }

@@ -128,15 +128,23 @@ impl Mappings {
     }
 }
 
+/// The length of a peer's file, which cannot shrink.
+///
+/// # Errors
+/// If it can.
+pub(super) fn sealed_length(file: &OwnedFd, size: i64) -> io::Result<NonZeroUsize> {
+    let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text);
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
+    if !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
+        return Err(wrong("the peer's memory may shrink"));
+    }
+    let len = usize::try_from(size).ok().and_then(NonZeroUsize::new);
+    len.ok_or_else(|| wrong("the peer's memory is empty"))
+}
+
 impl Mapped {
     fn new(file: &OwnedFd, size: i64, now: Instant) -> io::Result<Self> {
-        let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text);
-        let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
-        if !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
-            return Err(wrong("the peer's memory may shrink"));
-        }
-        let len = usize::try_from(size).ok().and_then(NonZeroUsize::new);
-        let len = len.ok_or_else(|| wrong("the peer's memory is empty"))?;
+        let len = sealed_length(file, size)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE;
         // SAFETY: a new mapping, at a place of the kernel's choice.

@@ -16,8 +16,9 @@ mod pool;
 mod prepare;
 mod reserve;
 pub mod spare;
+pub mod view;
 
-pub use host::{HostMemory, Lease};
+pub use host::{HostMemory, Lease, SHAREABLE};
 pub use limits::Limits;
 pub(crate) use pages::HUGE;
 pub use pages::PAGE;

@@ -8,9 +8,16 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::unistd::{SysconfVar, sysconf};
 
 /// The smallest page of any machine that CUDA and UCX run on, in bytes.
 pub const PAGE: usize = 4096;
+
+/// The size of this machine's pages, in bytes: 4 KiB, on Arm also 16 or 64.
+pub(super) fn page_size() -> usize {
+    let told = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    told.and_then(|size| usize::try_from(size).ok()).unwrap_or(64 << 10)
+}
 
 /// Size of a huge page. Memory of at least this size begins at a multiple of it, and asks for huge
 /// pages: a fault for each 2 MiB instead of each 4 KiB, for the owner and for every process that

@@ -100,6 +100,8 @@ pub struct Block {
     from: From,
     /// A peer may be writing it.
     lent: bool,
+    /// Whether its bytes are never written again.
+    spent: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -205,14 +207,14 @@ impl Pool {
     pub fn take(self: &Arc<Self>, len: usize) -> io::Result<Block> {
         if len < POOLED {
             let bytes = NonNull::from(Box::leak(vec![0; len].into_boxed_slice()));
-            return Ok(Block { len, from: From::Heap(bytes), lent: false });
+            return Ok(Block::new(len, From::Heap(bytes)));
         }
         let size = self.sizes.of(len)?;
         let kept = self.kept_shared(size);
         let kept = kept.or_else(|| self.kept_region(Kind::Private, size));
         let kept = kept.or_else(|| self.split(size)).or_else(|| self.cut(size));
         let region = kept.map_or_else(|| self.make_private(size), Ok)?;
-        Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
+        Ok(Block::new(len, From::Pool(Some(region), Arc::clone(self))))
     }
 
     /// The first place to look in for a block.
@@ -239,13 +241,26 @@ impl Pool {
 
     /// As [`Self::take`], where peers may write it if that is possible.
     pub fn take_shared(self: &Arc<Self>, len: usize) -> io::Result<Block> {
-        let size = self.sizes.of(len.max(POOLED))?;
-        match self.kept_shared(size).or_else(|| self.make_shared(size)) {
-            Some(region) => {
-                Ok(Block { len, from: From::Pool(Some(region), Arc::clone(self)), lent: false })
-            }
-            None => self.take(len),
+        self.shared_block(len).map_or_else(|| self.take(len), Ok)
+    }
+
+    /// As [`Self::take_shared`], for which memory that is kept makes room.
+    pub(super) fn take_shared_first(self: &Arc<Self>, len: usize) -> io::Result<Block> {
+        if let Some(block) = self.shared_block(len) {
+            return Ok(block);
         }
+        let would_fit = self.shared().saturating_sub(self.kept()).saturating_add(len);
+        if would_fit > self.limits.keep() {
+            return self.take(len);
+        }
+        self.free_up(len);
+        self.take_shared(len)
+    }
+
+    fn shared_block(self: &Arc<Self>, len: usize) -> Option<Block> {
+        let size = self.sizes.of(len.max(POOLED)).ok()?;
+        let region = self.kept_shared(size).or_else(|| self.make_shared(size))?;
+        Some(Block::new(len, From::Pool(Some(region), Arc::clone(self))))
     }
 
     /// Calls this when the pool keeps something again: then it has to be trimmed, some time later.
@@ -428,9 +443,19 @@ impl Pool {
 }
 
 impl Block {
+    fn new(len: usize, from: From) -> Self {
+        Self { len, from, lent: false, spent: AtomicBool::new(false) }
+    }
+
     /// In bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Leaves out what is behind its first bytes.
+    pub(super) fn cut(&mut self, len: usize) {
+        // The length of a piece of the heap is with its pointer.
+        self.len = self.len.min(len);
     }
 
     /// Whether it has no bytes.
@@ -463,6 +488,12 @@ impl Block {
         self.lent = lent;
     }
 
+    /// Its memory goes back to the system and not to the pool, because pages of it may still be
+    /// read, such as by a device, when it is dropped. Who reads them keeps them as they are.
+    pub fn spend(&self) {
+        self.spent.store(true, Ordering::Relaxed);
+    }
+
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: as in `bytes_mut`; meanwhile nobody writes them.
@@ -486,7 +517,8 @@ impl Drop for Block {
             // SAFETY: it was leaked by `Pool::take`, and its owner is gone.
             From::Heap(bytes) => drop(unsafe { Box::from_raw(bytes.as_ptr()) }),
             From::Pool(region, pool) => {
-                if let Some(region) = region.take() {
+                // Otherwise it is dropped here.
+                if let Some(region) = region.take_if(|_| !*self.spent.get_mut()) {
                     pool.used(region, self.lent);
                 }
             }

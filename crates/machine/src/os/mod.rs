@@ -23,6 +23,7 @@ pub mod memory;
 pub mod notify;
 pub mod own_user;
 pub mod owners;
+pub mod passing;
 pub mod pidfd;
 pub mod presence;
 pub mod process;

@@ -204,7 +204,7 @@ impl Service {
             let greeting = place.welcome(&mut stream, &secret, |role| match role {
                 Role::Worker => Some(Peer::Worker),
                 Role::Client => Some(Peer::Client),
-                Role::Bulk => None,
+                Role::Bulk | Role::Viewer => None,
             });
             match greeting.await {
                 Ok(peer) => converse(id, peer, stream, events).await,

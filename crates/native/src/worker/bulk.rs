@@ -1,4 +1,5 @@
-//! The worker's own socket: clients store and fetch objects here, and peers fetch spilled ones.
+//! The worker's own socket: clients store and fetch objects here, and peers fetch spilled ones, or
+//! read objects where they are ([`views`]).
 //!
 //! A client on this machine copies an object from this process's memory itself if it can, and this
 //! process copies an object from the client's. Otherwise the bytes go over the socket. Both sides
@@ -21,6 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
+use super::views;
 use crate::connection::{self, Greetings};
 use crate::error::{ConversationError, Error};
 use crate::listener::Listener;
@@ -72,9 +74,10 @@ async fn accept(
         let (secret, store, events) = (secret.clone(), Arc::clone(&store), events.clone());
         let (served, place) = (Arc::clone(&served), greetings.place());
         tokio::spawn(async move {
-            let is_bulk = |role| (role == Role::Bulk).then_some(());
-            match place.welcome(&mut stream, &secret, is_bulk).await {
-                Ok(()) => {
+            let is_for_workers = |role| matches!(role, Role::Bulk | Role::Viewer).then_some(role);
+            match place.welcome(&mut stream, &secret, is_for_workers).await {
+                Ok(Role::Viewer) => views::show(stream, &store).await,
+                Ok(_) => {
                     // Nobody closes the semaphore.
                     let _permit = served.acquire_owned().await;
                     // A broken connection concerns only the other side.

@@ -8,6 +8,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 use super::objects::Store;
 use super::registry::Registry;
+use super::views::Views;
 use crate::plane::Plane;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_wire::peer::Member;
@@ -24,6 +25,8 @@ pub(super) struct WorkerContext {
     /// Where the peers' sockets are, over which spilled objects are fetched.
     pub(super) paths: Paths,
     pub(super) secret: Secret,
+    /// Objects that are read where peers have them.
+    pub(super) views: Views,
     /// Limits how many fetches run at the same time.
     pub(super) fetches: Semaphore,
 }

@@ -1,7 +1,8 @@
 //! Brings one object from a peer into this worker's store.
 //!
-//! Over UCX if the peer has it in memory; over the peer's socket if it is in the peer's spill
-//! file. Does not choose the peer.
+//! A large one is read where the peer has it, if that is memory of the host that can be shared.
+//! Otherwise it comes over UCX if the peer has it in memory, and over the peer's socket if it is in
+//! the peer's spill file. Does not choose the peer.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 use super::context::WorkerContext;
-use super::objects::{Consumer, Store, StoreError};
+use super::objects::{Consumer, Room, Store, StoreError};
 use crate::connection;
 use crate::error::{ConversationError, Error};
 use crate::plane::{Target, TransferError};
+use cuda_cluster_data::memory::SHAREABLE;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::FRAME_LIMIT;
@@ -171,20 +173,31 @@ async fn room(
     shared: &WorkerContext,
     consumer: &Arc<Consumer>,
     length: usize,
-) -> Result<Buffer, FetchError> {
+) -> Result<Room, FetchError> {
     let consumer = Arc::clone(consumer);
     Ok(blocking(&shared.store, move |store| store.receive(&consumer, length)).await??)
 }
 
-/// Fetches over UCX if the peer has the object in memory, otherwise over its socket.
 async fn bring(
     shared: &WorkerContext,
     consumer: &Arc<Consumer>,
     object: ObjectId,
     source: &Member,
-    room: Buffer,
+    room: Room,
 ) -> Result<Buffer, FetchError> {
-    let (name, length) = (object.to_string(), room.len());
+    let name = object.to_string();
+    let length = room.len();
+    if length >= SHAREABLE
+        && let Some(view) = shared.views.view(&source.name, object).await
+        && view.len() == length
+    {
+        // To a device, it is copied.
+        return Ok(blocking(&shared.store, move |_| room.view(view)).await??);
+    }
+    let room = match length {
+        SHAREABLE.. => blocking(&shared.store, move |_| room.memory()).await??,
+        _ => room.memory()?,
+    };
     match shared.plane.get(&source.name, name, Target::Into(room), false).await {
         Ok(fetched) => Ok(fetched.buffer),
         Err(TransferError::Missing { .. }) => {
@@ -206,7 +219,7 @@ async fn from_socket(
     let talk = |error: ConversationError| FetchError::Conversation(error.into());
     // The memory that was given to UCX is free again. Ask the peer only once there is room, because
     // it soon disconnects a reader that does not read.
-    let mut buffer = self::room(shared, consumer, length).await?;
+    let mut buffer = self::room(shared, consumer, length).await?.memory()?;
     let question = Bulk::Get { object, reads: false };
     connection::send(&mut stream, &question).await.map_err(talk)?;
     match connection::receive(&mut stream, FRAME_LIMIT).await.map_err(talk)? {

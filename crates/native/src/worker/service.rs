@@ -17,6 +17,7 @@ use super::objects::{self, Store};
 use super::ports::Ports;
 use super::registry::Registry;
 use super::runner::{Runner, WorkerEvent, running_here};
+use super::views::Views;
 use crate::connection;
 use crate::error::{ConversationError, Error};
 use crate::plane::{self, Opening, Plane, Report};
@@ -335,6 +336,7 @@ impl WorkerResources<'_> {
             store: Arc::clone(&store),
             plane: self.plane,
             links,
+            views: Views::new(paths.clone(), secret.clone()),
             paths,
             secret: secret.clone(),
             fetches: Semaphore::new(FETCHES),

@@ -1,14 +1,15 @@
 //! Objects and tasks, in the messages between clients, the scheduler and workers.
 //!
 //! The messages travel inside those of [`super::native`], many to a frame. Bytes of large objects
-//! don't: they go from worker to worker over UCX, and between clients and workers over the worker's
-//! own socket ([`Bulk`]).
+//! don't: they go from worker to worker over UCX, or are read where they are ([`FromViewer`]), and
+//! between clients and workers over the worker's own socket ([`Bulk`]).
 //!
 //! *Invariant:* an object's bytes never change; an object that is computed again keeps its
 //! identifier.
 
 mod bulk;
 mod error;
+mod share;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::Member;
 pub use bulk::{Bulk, BulkReply, Counters, Level};
 pub use error::TaskError;
+pub use share::{FromViewer, ToViewer};
 
 /// Largest object that is sent inside messages and lives in the scheduler, in bytes.
 pub const INLINE_LIMIT: usize = 1 << 10;
@@ -375,6 +377,8 @@ mod tests {
             let _ = crate::frame::decode::<Vec<Request>>(&bytes);
             let _ = crate::frame::decode::<Vec<News>>(&bytes);
             let _ = crate::frame::decode::<Bulk>(&bytes);
+            let _ = crate::frame::decode::<FromViewer>(&bytes);
+            let _ = crate::frame::decode::<ToViewer>(&bytes);
         }
     }
 }

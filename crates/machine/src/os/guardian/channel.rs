@@ -3,21 +3,16 @@
 //! *Invariant:* a packet is one JSON message, at most [`LIMIT`] bytes long. Received descriptors
 //! are closed by `exec` unless they are passed on.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, SockType,
-    recvmsg, sendmsg, shutdown, socketpair,
-};
+use nix::sys::socket::{AddressFamily, Shutdown, SockFlag, SockType, shutdown, socketpair};
 use serde::{Serialize, de::DeserializeOwned};
+
+use crate::os::passing;
 
 /// Maximum length of a message in bytes; well below the smallest send buffer in use.
 const LIMIT: usize = 32 << 10;
-
-/// Maximum number of descriptors in a message.
-const DESCRIPTORS: usize = 2;
 
 /// One end of the socket.
 #[derive(Debug)]
@@ -38,13 +33,7 @@ impl Channel {
 
     /// Sends an [`encoded`] message, or fails with `WouldBlock`.
     pub(super) fn send(&self, text: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [ControlMessage::ScmRights(&raw)];
-        let control = if raw.is_empty() { &rights[..0] } else { &rights[..] };
-        let packet = [IoSlice::new(text)];
-        let flags = MsgFlags::MSG_NOSIGNAL;
-        sendmsg::<()>(self.0.as_raw_fd(), &packet, control, flags, None)?;
-        Ok(())
+        passing::send(&self.0, text, descriptors).map(drop)
     }
 
     /// Receives a message with its descriptors; `None` if the other end is gone.
@@ -52,24 +41,11 @@ impl Channel {
         &self,
     ) -> io::Result<Option<(Message, Vec<OwnedFd>)>> {
         let mut text = vec![0; LIMIT];
-        let mut packet = [IoSliceMut::new(&mut text)];
-        let mut control = nix::cmsg_space!([RawFd; DESCRIPTORS]);
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let received =
-            match recvmsg::<()>(self.0.as_raw_fd(), &mut packet, Some(&mut control), flags) {
-                // The other end died with unread messages of ours.
-                Err(Errno::ECONNRESET) => return Ok(None),
-                other => other?,
-            };
-        let length = received.bytes;
-        let mut descriptors = Vec::new();
-        for message in received.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(raw) = message {
-                // SAFETY: the kernel has just made these descriptors for this process, and nothing
-                // else knows them.
-                descriptors.extend(raw.iter().map(|raw| unsafe { OwnedFd::from_raw_fd(*raw) }));
-            }
-        }
+        let (length, descriptors) = match passing::receive(&self.0, &mut text) {
+            // The other end died with unread messages of ours.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            other => other?,
+        };
         if length == 0 {
             return Ok(None);
         }

@@ -23,3 +23,4 @@ pub use ledger::Consumer;
 pub use no_room::{DeviceShare, NoRoom, ProcessShare};
 pub use place::Place;
 pub use store::{Lent, Pinned, Settings, Store};
+pub(super) use store::{Room, is_released, on_host};

@@ -212,6 +212,11 @@ impl Reserved {
         self.pass(Owner::Object);
     }
 
+    /// Whether no object owns it any more.
+    pub(super) fn is_released(&self) -> bool {
+        *self.owner.lock().unwrap_or_else(PoisonError::into_inner) == Owner::Released
+    }
+
     /// Ends the object's ownership; the memory is free once its last reader drops it.
     pub(super) fn release(&self) {
         self.pass(Owner::Released);

@@ -1,5 +1,7 @@
 //! Holds a worker's objects, and moves them between the tiers as [`Tiers`] decides.
 //!
+//! Peers may read what is in host memory where it is (`share`).
+//!
 //! *Invariant:* nothing is read, written, copied or waited for while the lock is held: an object
 //! that moves stays in its place meanwhile, and the move is abandoned if the object was used or
 //! removed before it ended. All memory of objects, tasks and transfers carries a reservation.
@@ -9,6 +11,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::watch;
+
 use super::budget::Budget;
 use super::core::{Move, Tiers};
 use super::error::StoreError;
@@ -17,6 +21,7 @@ use super::place::Place;
 use super::spill::{Extent, Spill};
 use crate::plane::Plane;
 use cuda_cluster_data::cuda::Device;
+use cuda_cluster_data::memory::HostMemory;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_machine::os::process;
 use cuda_cluster_wire::tasks::{Counters, ObjectId};
@@ -64,6 +69,8 @@ pub struct Store {
     device: Option<Device>,
     /// Offers the objects that are in memory to peers.
     plane: Option<Plane>,
+    /// Changes when peers are to give back what they read in place.
+    recalls: watch::Sender<()>,
 }
 
 /// An object in use; it stays in memory until this is dropped.
@@ -144,6 +151,7 @@ impl Store {
             spill: Spill::new(&settings.directory),
             device,
             plane,
+            recalls: watch::Sender::default(),
         }
     }
 
@@ -283,7 +291,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let home = self.lock().tiers.place(object).map(|(_, home)| home);
         let device = self.device.as_ref().filter(|_| home == Some(Place::Device));
-        let mut buffer = self.somewhere(consumer, device, extent.len())?;
+        let mut buffer = self.somewhere(consumer, device, extent.len())?.memory()?;
         extent.read(object, |at, bytes| {
             buffer.write_at(at, bytes)?;
             Ok::<_, StoreError>(())
@@ -350,12 +358,10 @@ impl Store {
         }
         let bytes = buffer.len();
         let reserved = self.ledger.reserve(For::Copy, Place::Host, bytes as u64);
-        let mut copy = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
-        if let Buffer::Host(copy) = &mut copy {
-            buffer.read(0, copy)?;
-        }
+        let mut copy = HostMemory::shareable(bytes).ok_or(StoreError::Memory { bytes })?;
+        buffer.read(0, &mut copy)?;
         copy.hold(Box::new(reserved));
-        Ok(Content::Memory(Arc::new(copy)))
+        Ok(Content::Memory(Arc::new(Buffer::Host(copy))))
     }
 
     /// Replaces the object's content with the copy, unless it is in use, or there is no room any
@@ -382,7 +388,9 @@ impl Store {
             inner.tiers.moved(step.object, step.to);
         }
         drop(inner);
-        drop(before);
+        if before.take().is_some() {
+            self.recall();
+        }
     }
 
     fn offer(&self, object: ObjectId, buffer: &Arc<Buffer>) {
@@ -420,5 +428,9 @@ fn place_of(buffer: &Buffer) -> Place {
 }
 
 mod room;
+mod share;
 #[cfg(test)]
 mod tests;
+
+pub(in crate::worker) use room::Room;
+pub(in crate::worker) use share::{is_released, on_host};

@@ -14,7 +14,8 @@ use crate::worker::objects::ledger::{Consumer, For, Reserved};
 use crate::worker::objects::no_room::{DeviceShare, NoRoom};
 use crate::worker::objects::place::Place;
 use cuda_cluster_data::cuda::{self, Device};
-use cuda_cluster_data::memory::spare;
+use cuda_cluster_data::memory::view::View;
+use cuda_cluster_data::memory::{HostMemory, spare};
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_machine::os::{memory, process};
 
@@ -27,19 +28,69 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Shortest time between two returns of freed heap to the system.
 const TRIM_AGAIN: Duration = Duration::from_millis(200);
 
+/// Room for an object that comes.
+pub(in crate::worker) struct Room(Kind);
+
+enum Kind {
+    /// Memory of the device.
+    Device(Buffer),
+    /// So many bytes of the host, which are not allocated.
+    Host(Reserved, usize),
+}
+
+impl Room {
+    /// In bytes.
+    pub(in crate::worker) fn len(&self) -> usize {
+        match &self.0 {
+            Kind::Device(memory) => memory.len(),
+            Kind::Host(_, bytes) => *bytes,
+        }
+    }
+
+    /// Memory with undefined content.
+    pub(in crate::worker) fn memory(self) -> Result<Buffer, StoreError> {
+        let (reserved, bytes) = match self.0 {
+            Kind::Device(memory) => return Ok(memory),
+            Kind::Host(reserved, bytes) => (reserved, bytes),
+        };
+        let mut memory = HostMemory::shareable(bytes).ok_or(StoreError::Memory { bytes })?;
+        memory.hold(Box::new(reserved));
+        Ok(Buffer::Host(memory))
+    }
+
+    /// What a peer has: copied to the device, or else left where it is.
+    pub(in crate::worker) fn view(self, view: View) -> Result<Buffer, StoreError> {
+        match self.0 {
+            Kind::Device(mut memory) => {
+                memory.write_at(0, &view)?;
+                Ok(memory)
+            }
+            Kind::Host(reserved, _) => {
+                let mut memory = HostMemory::from(view);
+                memory.hold(Box::new(reserved));
+                Ok(Buffer::Host(memory))
+            }
+        }
+    }
+}
+
 impl Store {
     /// Device memory for a task, or host memory if there is no device. Objects that are not in use
     /// make room.
     pub(crate) fn allocate(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
         match &self.device {
             Some(device) => self.device_memory(consumer, device, bytes, true),
-            None => self.host_memory(consumer, bytes),
+            None => self.host_room(consumer, bytes)?.memory(),
         }
     }
 
-    /// Memory for an incoming object: of the device, or of the host if the device has no room that
-    /// can be made now.
-    pub(crate) fn receive(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+    /// Room for an incoming object: on the device, or on the host if the device has none that can
+    /// be made now.
+    pub(in crate::worker) fn receive(
+        &self,
+        consumer: &Consumer,
+        bytes: usize,
+    ) -> Result<Room, StoreError> {
         self.somewhere(consumer, self.device.as_ref(), bytes)
     }
 
@@ -49,7 +100,7 @@ impl Store {
         consumer: &Consumer,
         bytes: usize,
     ) -> Result<Buffer, StoreError> {
-        self.host_memory(consumer, bytes)
+        self.host_room(consumer, bytes)?.memory()
     }
 
     /// Device memory if there is some without waiting, otherwise host memory.
@@ -58,20 +109,18 @@ impl Store {
         consumer: &Consumer,
         device: Option<&Device>,
         bytes: usize,
-    ) -> Result<Buffer, StoreError> {
+    ) -> Result<Room, StoreError> {
         match device.map(|device| self.device_memory(consumer, device, bytes, false)) {
-            Some(Ok(buffer)) => Ok(buffer),
+            Some(Ok(buffer)) => Ok(Room(Kind::Device(buffer))),
             Some(Err(error)) if !matches!(error, StoreError::NoRoom(_)) => Err(error),
-            _ => self.host_memory(consumer, bytes),
+            _ => self.host_room(consumer, bytes),
         }
     }
 
-    fn host_memory(&self, consumer: &Consumer, bytes: usize) -> Result<Buffer, StoreError> {
+    fn host_room(&self, consumer: &Consumer, bytes: usize) -> Result<Room, StoreError> {
         let reserved = self.reserve(consumer, Place::Host, bytes as u64, true)?;
-        let mut buffer = Buffer::undefined(bytes).ok_or(StoreError::Memory { bytes })?;
-        buffer.hold(Box::new(reserved));
         self.limit_spares();
-        Ok(buffer)
+        Ok(Room(Kind::Host(reserved, bytes)))
     }
 
     /// Device memory; waits for it only if asked to.
@@ -153,6 +202,7 @@ impl Store {
                 Err(full) => full,
             };
             drop(inner);
+            self.recall();
             if waits && self.ledger.wait_for_room(consumer, seen) {
                 continue;
             }

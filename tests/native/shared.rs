@@ -1,0 +1,272 @@
+//! Objects in host memory that another worker reads where they are: whoever dies, and whoever needs
+//! the memory, no number changes and nothing is left.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::cluster::{self, Cluster, PATIENCE};
+use crate::memory::{random, seeds};
+use cuda_cluster::cluster::workloads::{Matrix, Merge};
+use cuda_cluster::cluster::{Client, Remote};
+use cuda_cluster::os::process;
+use cuda_cluster::plan::{EnginePlan, HOST_FILL_PERCENT, NativePlan, Plan};
+
+const MIB: u64 = 1 << 20;
+
+/// 29 MB in pieces of 1.2 MB.
+const MATRIX: Matrix = Matrix { chunks: 5, size: 384, seed: 5 };
+
+/// 10 MB in parts of 1.2 MB.
+const MERGE: Merge = Merge { parts: 4, rows: 76_000, seed: 5 };
+
+/// Rows and columns of a chunk of 8 MiB.
+const SIZE: u64 = 1 << 10;
+
+/// Workers without GPUs, whose objects are in host memory.
+fn plan(workers: usize) -> Plan {
+    let mut plan = cluster::plan(workers);
+    for worker in &mut plan.workers {
+        worker.gpu = None;
+    }
+    plan
+}
+
+fn connect(cluster: &Cluster) -> Client {
+    Client::connect(cluster.directory()).expect("the scheduler answers")
+}
+
+/// A chunk on a worker.
+fn chunk(client: &Client, seed: u64, worker: &str) -> Remote {
+    let task = client.task("matrix.chunk").arguments(&(seed, 0u64, 0u64, SIZE)).on(worker);
+    let chunk = task.submit().expect("submitted");
+    chunk.wait_within(PATIENCE).expect("made");
+    chunk
+}
+
+/// The sum over a chunk and its transpose, by a worker.
+fn sum(client: &Client, chunk: &Remote, worker: &str) -> u64 {
+    let task = client.task("matrix.add_transposed_sum").arguments(&SIZE);
+    let task = task.inputs(&[chunk, chunk]).on(worker).submit().expect("submitted");
+    task.wait_within(PATIENCE).expect("added");
+    task.value().expect("a number")
+}
+
+fn sum_here(seed: u64) -> u64 {
+    Matrix { chunks: 1, size: SIZE, seed }.sum_with_transpose_here()
+}
+
+/// What a process has mapped of its peers' memory, for reading.
+fn views(pid: u32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let of_peers = maps.lines().filter(|line| line.contains("memfd:cuda-cluster"));
+    of_peers.filter(|line| line.contains(" r--s ")).map(str::to_owned).collect()
+}
+
+fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+fn pid(cluster: &mut Cluster, name: &str) -> u32 {
+    let living = cluster.living();
+    living.iter().find(|(living, _)| living == name).expect("it lives").1
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_large_object_is_read_where_it_is_and_outlives_its_owner() {
+    let mut cluster = Cluster::start_plan(&plan(2));
+    cluster.ready();
+    let client = connect(&cluster);
+    let reader = pid(&mut cluster, "gpu1");
+    // The connection to the owner stays, with a descriptor for its views.
+    sum(&client, &chunk(&client, 1, "gpu0"), "gpu1");
+    eventually("what is not used is still mapped", || views(reader).is_empty());
+    let (before, resident) = (descriptors(reader), process::resident_bytes(reader));
+
+    let object = chunk(&client, 7, "gpu0");
+    object.replicate(2).expect("there is room");
+    eventually("there is one copy", || object.locations().expect("told").len() == 2);
+    assert_eq!(views(reader).len(), 1, "{:?}", views(reader));
+    let counted = ["gpu0", "gpu1"].map(|name| client.counters(name).expect("told").host.bytes);
+    assert_eq!(counted, [8 * MIB; 2], "both account for it");
+    assert_eq!(sum(&client, &object, "gpu1"), sum_here(7));
+
+    cluster.kill("gpu0");
+    eventually("its owner is still there", || object.locations().expect("told").len() == 1);
+    assert_eq!(sum(&client, &object, "gpu1"), sum_here(7));
+    assert_eq!(client.overview().expect("told").recomputed, 0);
+    drop(object);
+    eventually("a dead peer's memory is still mapped", || views(reader).is_empty());
+    eventually("descriptors are left", || descriptors(reader) < before);
+    let now = process::resident_bytes(reader).expect("told");
+    assert!(now < resident.expect("told") + MIB, "{now}, before {resident:?}");
+    cluster.stop();
+}
+
+#[test]
+fn a_readers_death_gives_the_memory_back() {
+    let mut cluster = Cluster::start_plan(&plan(2));
+    cluster.ready();
+    let client = connect(&cluster);
+    let owner = pid(&mut cluster, "gpu0");
+    for seed in 0..3 {
+        let object = chunk(&client, seed, "gpu0");
+        assert_eq!(sum(&client, &object, "gpu1"), sum_here(seed));
+        assert!(!views(pid(&mut cluster, "gpu1")).is_empty());
+        cluster.signal("gpu1", nix::sys::signal::Signal::SIGSTOP);
+        cluster.kill("gpu1");
+        drop(object);
+        cluster.restart_worker("gpu1");
+    }
+    // What is free is kept for a while, and what would still be lent would not go.
+    eventually("memory is left", || shared_bytes(owner) == 0);
+    cluster.stop();
+}
+
+/// Resident bytes of what a process shares with its peers.
+fn shared_bytes(pid: u32) -> u64 {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).expect("its memory");
+    let mut lines = smaps.lines();
+    let mut sum = 0;
+    while let Some(line) = lines.next() {
+        if line.contains("memfd:cuda-cluster") {
+            let resident = lines.find(|line| line.starts_with("Rss:")).expect("a figure");
+            let kib = resident.split_whitespace().nth(1).expect("a figure");
+            sum += kib.parse::<u64>().expect("a number") << 10;
+        }
+    }
+    sum
+}
+
+/// The owner gets its memory back from a reader that keeps the object, and that reads it meanwhile.
+#[test]
+fn an_owner_that_needs_its_memory_gets_it_and_the_reader_keeps_the_bytes() {
+    let idle = crate::memory::idle_bytes();
+    let directory = tempfile::tempdir().expect("a directory");
+    let limit = (idle + 48 * MIB) * 100 / HOST_FILL_PERCENT;
+    let mut plan = plan(2);
+    plan.workers[0].memory_limit_bytes = Some(limit);
+    plan.engine = native(directory.path());
+    let mut cluster = Cluster::start_plan(&plan);
+    cluster.ready();
+    let client = connect(&cluster);
+    let owner = pid(&mut cluster, "gpu0");
+    let mut objects = Vec::new();
+    for seed in 0..16 {
+        let object = chunk(&client, seed, "gpu0");
+        object.replicate(2).expect("there is room");
+        eventually("there is one copy", || object.locations().expect("told").len() == 2);
+        objects.push(object);
+        // It reads an old one while that one may be recalled.
+        assert_eq!(sum(&client, &objects[0], "gpu1"), sum_here(0));
+        let resident = process::resident_bytes(owner).expect("told");
+        assert!(resident < limit / 100 * 95, "{resident} of {limit} bytes");
+    }
+    let counters = client.counters("gpu0").expect("told");
+    assert!(counters.disk.demoted_bytes >= 64 * MIB, "{counters:?}");
+    assert_eq!(client.counters("gpu1").expect("told").host.bytes, 128 * MIB);
+    for (seed, object) in objects.iter().enumerate() {
+        for worker in ["gpu1", "gpu0"] {
+            assert_eq!(sum(&client, object, worker), sum_here(seed as u64), "{seed} on {worker}");
+        }
+    }
+    cluster.stop();
+}
+
+fn native(directory: &Path) -> EnginePlan {
+    let local_directory = Some(directory.to_owned());
+    EnginePlan::Native(NativePlan { local_directory, ..NativePlan::default() })
+}
+
+/// Two to four workers, with much memory or little, of which three are killed: most peers whose
+/// memory was mapped at once.
+#[allow(clippy::print_stdout, reason = "figures of a long run")]
+fn run(seed: u64, idle: u64) -> usize {
+    let mut state = seed;
+    let workers = 2 + seed / 4 % 3;
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut plan = plan(usize::try_from(workers).expect("few"));
+    let is_tight = seed % 4 >= 2;
+    if is_tight {
+        let room = 12 * MIB + random(&mut state) % (8 * MIB);
+        for worker in &mut plan.workers {
+            worker.memory_limit_bytes = Some((idle + room) * 100 / HOST_FILL_PERCENT);
+        }
+    }
+    plan.engine = native(directory.path());
+    let mut cluster = Cluster::start_plan(&plan);
+    cluster.ready();
+    let client = connect(&cluster);
+    let (working, over) = (client.clone(), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&over);
+    let work = std::thread::spawn(move || {
+        let mut rounds = 0;
+        while !told.load(Ordering::Relaxed) {
+            let found = match seed % 2 {
+                0 => {
+                    let made = MATRIX.make(&working).expect("submitted");
+                    (MATRIX.sum_with_transpose(&working, &made).expect("the disk has room"), 0)
+                }
+                _ => {
+                    let made = MERGE.make(&working).expect("submitted");
+                    MERGE.join(&working, &made).expect("the disk has room")
+                }
+            };
+            let expected = if seed.is_multiple_of(2) { *SUM } else { *JOINED };
+            assert_eq!(found, expected, "seed {seed}");
+            rounds += 1;
+        }
+        rounds
+    });
+    let mut seen = 0;
+    for _ in 0..3 {
+        let until = Instant::now() + Duration::from_millis(random(&mut state) % 400);
+        while Instant::now() < until {
+            seen = seen.max(cluster.living().iter().map(|(_, pid)| views(*pid).len()).sum());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let victim = format!("gpu{}", random(&mut state) % workers);
+        cluster.kill(&victim);
+        cluster.restart_worker(&victim);
+    }
+    over.store(true, Ordering::Relaxed);
+    let start = Instant::now();
+    while !work.is_finished() {
+        assert!(start.elapsed() < Duration::from_secs(240), "seed {seed}: it does not end");
+        cluster.revive();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let rounds = work.join().expect("the same numbers, whoever is killed");
+    let living = cluster.living();
+    let disk = |(name, _): &(String, u32)| client.counters(name).expect("told").disk;
+    let spilled: u64 = living.iter().map(|worker| disk(worker).demoted_bytes).sum();
+    let again = client.overview().expect("told").recomputed;
+    cluster.stop();
+    println!(
+        "seed {seed}: {workers} workers, {rounds} rounds, {spilled} bytes to the disk, {again} tasks \
+         again, {seen} peers read"
+    );
+    seen
+}
+
+static SUM: std::sync::LazyLock<(u64, u64)> =
+    std::sync::LazyLock::new(|| (MATRIX.sum_with_transpose_here(), 0));
+static JOINED: std::sync::LazyLock<(u64, u64)> = std::sync::LazyLock::new(|| MERGE.join_here());
+
+#[test]
+fn kills_and_spilling_change_no_number_of_objects_that_others_read() {
+    let idle = crate::memory::idle_bytes();
+    let seen: usize = seeds().map(|seed| run(seed, idle)).sum();
+    assert!(seen > 0, "nothing was read in place");
+}
