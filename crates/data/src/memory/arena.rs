@@ -1,9 +1,10 @@
-//! Memory that peers of this machine may map and write: a file without a name, and ranges of it.
+//! Memory that peers of this machine may map: a file without a name, and ranges of it.
 //!
 //! A range is touched once, which takes longer than with private memory, and is then used again and
-//! again. Whoever has a range hands its place to one peer at a time, or to as many as only read it. A peer that went away in the
-//! middle of writing may still write, and a fork sees what is written later: then the arena is
-//! *retired*. No range of it is used again, and it is freed with its last one.
+//! again. Whoever has a range hands its place to one peer that writes it, or to any that read it. A
+//! peer that went away in the middle of writing may still write, and a fork sees what is written
+//! later: then the arena is *retired*. No range of it is used again, and it is freed with its last
+//! one.
 //!
 //! *Invariant:* a range has one owner, and no bytes of a range change after its message was
 //! delivered, except by that owner.

@@ -9,13 +9,13 @@
 //! *Invariant:* the bytes stay at their address while the value is moved.
 
 use std::alloc::Layout;
-use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::arena::Arena;
+use super::lease::Lease;
 use super::pages::PAGE;
 use super::pool::Block;
 use super::spare;
@@ -28,9 +28,6 @@ const OWN_PAGES: usize = 128 << 10;
 /// From this size on, in bytes, memory that peers may read is shared with them. They take a smaller
 /// copy in the time in which they would get to know where it is.
 pub const SHAREABLE: usize = 1 << 20;
-
-/// A value of the caller's that is dropped when a piece of memory is freed.
-pub type Lease = Box<dyn Any + Send + Sync>;
 
 /// Bytes in host memory.
 pub struct HostMemory {

@@ -8,6 +8,7 @@
 pub mod arena;
 mod host;
 mod kept;
+mod lease;
 mod limits;
 pub mod mapped;
 mod pace;
@@ -15,10 +16,12 @@ mod pages;
 mod pool;
 mod prepare;
 mod reserve;
+mod sizes;
 pub mod spare;
 pub mod view;
 
-pub use host::{HostMemory, Lease, SHAREABLE};
+pub use host::{HostMemory, SHAREABLE};
+pub use lease::Lease;
 pub use limits::Limits;
 pub(crate) use pages::HUGE;
 pub use pages::PAGE;

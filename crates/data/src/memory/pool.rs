@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 use super::arena::{Arena, Budget, Range};
 use super::kept::{Kept, Piece};
 use super::limits::Limits;
-use super::pages::{PAGE, Pages};
+use super::pages::Pages;
 use super::reserve::Reserve;
+use super::sizes::Sizes;
 
 /// From this size on, in bytes, a block is a region of the pool. Smaller ones are the allocator's.
 pub const POOLED: usize = 64 << 10;
@@ -67,15 +68,6 @@ struct Shared {
     wanted: VecDeque<usize>,
 }
 
-/// Which region serves a block.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Sizes {
-    /// Of few sizes, at most an eighth larger than the block.
-    Few,
-    /// As large as the block, or one that is kept and at most an eighth larger.
-    Any,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Shared,
@@ -109,26 +101,6 @@ enum From {
     /// A box, of which this is the only pointer.
     Heap(NonNull<[u8]>),
     Pool(Option<Region>, Arc<Pool>),
-}
-
-impl Sizes {
-    /// The size of a new region for so many bytes.
-    fn of(self, len: usize) -> io::Result<usize> {
-        let step = match self {
-            Sizes::Few => len.checked_next_power_of_two().map(|power| (power / 16).max(PAGE)),
-            Sizes::Any => Some(PAGE),
-        };
-        let size = step.and_then(|step| len.checked_next_multiple_of(step));
-        size.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    /// The largest region that serves instead of one of this size.
-    fn most(self, size: usize) -> usize {
-        match self {
-            Sizes::Few => size,
-            Sizes::Any => size.saturating_add(size / 8),
-        }
-    }
 }
 
 impl std::fmt::Debug for Wake {

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::pace::Pace;
 use super::pages::{HUGE, Pages};
-use super::pool::{Kind, Pool, Region, Sizes};
+use super::pool::{Kind, Pool, Region};
 use super::reserve::Reserve;
+use super::sizes::Sizes;
 
 /// How long a pool keeps memory that was touched before anybody asked for it.
 pub(super) const KEEP_RESERVE: Duration = Duration::from_secs(60);

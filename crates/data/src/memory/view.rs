@@ -4,8 +4,8 @@
 //! nobody reads them any more. If it needs the memory before, the bytes are *detached*: copied, and
 //! the copy takes their place at the same addresses, so that whoever reads them notices nothing.
 //!
-//! What has been read stays in the page tables for a while, and so counts as memory of this process:
-//! peers use their memory again, and the next bytes are found without a fault for each 64 KiB.
+//! What has been read stays in the page tables for a while, and so counts as memory of this
+//! process: peers use their memory again, and then there is no fault for each 64 KiB.
 //!
 //! *Invariant:* the bytes of a view stay as they were when it was made, if the peer does what it
 //! says, and nothing can be written through it.
@@ -26,7 +26,7 @@ use nix::sys::mman::{
 };
 use nix::sys::stat::fstat;
 
-use super::host::Lease;
+use super::lease::Lease;
 use super::mapped::sealed_length;
 use super::pages::page_size;
 use super::pool::KEEP;
@@ -319,10 +319,17 @@ impl Viewed {
     /// Takes out of the page tables what has not been used since then.
     fn forget_before(&self, limit: Instant) {
         let is_old = |part: &Part| part.users == 0 && part.since <= limit;
-        let old: Vec<(usize, Part)> = self.parts().extract_if(.., |_, part| is_old(part)).collect();
-        for (offset, part) in old {
-            self.idle.remove(part.len);
-            self.zap(offset, part.len);
+        let mut old = Vec::new();
+        self.parts().retain(|offset, part| {
+            let is_old = is_old(part);
+            if is_old {
+                old.push((*offset, part.len));
+            }
+            !is_old
+        });
+        for (offset, len) in old {
+            self.idle.remove(len);
+            self.zap(offset, len);
         }
     }
 
@@ -396,7 +403,6 @@ impl std::fmt::Debug for View {
 }
 
 #[cfg(test)]
-#[cfg(not(miri))]
 mod tests {
     use super::*;
     use crate::memory::Limits;
@@ -444,6 +450,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
     fn bytes_are_read_in_place_and_nothing_beyond_the_file_is() {
         let (views, arena) = (Views::default(), arena());
         let range = arena.take(3 * MIB).unwrap();
@@ -464,6 +471,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
     fn detached_bytes_stay_as_they_were_and_nobody_else_is_shown_them() {
         let (views, arena) = (Views::default(), arena());
         let range = arena.take(9 * MIB).unwrap();
@@ -495,6 +503,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
     fn what_is_not_used_is_forgotten_and_the_arena_with_it() {
         let (views, arena) = (Views::default(), arena());
         let [first, second] = [2, 3].map(|size| arena.take(size * MIB).unwrap());
@@ -519,6 +528,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
     fn bytes_outlive_their_owner() {
         let (views, arena) = (Views::default(), arena());
         let range = arena.take(MIB).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! `service` is its event loop. `runner` runs the functions of [`registry`] (`built_in`: those of
 //! the stock program) on threads, `fetch` brings their inputs from peers, `objects` keeps their
-//! outputs, and `bulk` serves objects to clients and peers over the worker's own socket; through it,
-//! peers also read large ones where they are (`views`). `context` is the state that they share.
+//! outputs, and `bulk` serves objects to clients and peers over the worker's own socket, where
+//! peers also read large ones in place (`views`). `context` is the state that they share.
 //!
 //! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
 //! loop.

@@ -37,8 +37,8 @@ struct Shown {
 pub(in crate::worker) async fn show(stream: UnixStream, store: &Store) {
     let (read, write) = stream.into_split();
     let (sender, requests) = mpsc::channel(BACKLOG);
-    // If this is dropped before the peer has ended, such as when this process ends, the memory stays
-    // as it is, and the kernel frees it.
+    // If this is dropped before the peer has ended, such as when this process ends, the memory
+    // stays as it is, and the kernel frees it.
     let mut shown = ManuallyDrop::new(HashMap::new());
     let mut reading = std::pin::pin!(hear(read, sender));
     let answering = answer(write, requests, store, &mut shown);
