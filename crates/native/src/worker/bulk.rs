@@ -170,7 +170,7 @@ async fn take(
         let store = Arc::clone(store);
         let room = move || {
             let consumer = enter(&store);
-            store.receive_on_host(&consumer, length).map(|room| (consumer, room))
+            store.allocate_on_host(&consumer, length).map(|room| (consumer, room))
         };
         match tokio::task::spawn_blocking(room).await.map_err(|_| lost())? {
             Err(StoreError::NoRoom(full)) => given = Some(Err(StoreError::NoRoom(full))),

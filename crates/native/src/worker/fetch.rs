@@ -42,8 +42,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Fetched {
     pub(super) object: ObjectId,
     pub(super) source: Member,
-    /// Bytes and time.
-    pub(super) result: Result<(u64, Duration), FetchError>,
+    pub(super) result: Result<Came, FetchError>,
+}
+
+/// What came of a fetch.
+pub(super) struct Came {
+    pub(super) bytes: u64,
+    /// `None` if the object is read where it is, so that nothing was copied.
+    pub(super) took: Option<Duration>,
 }
 
 /// Why an object could not be fetched.
@@ -109,17 +115,19 @@ async fn fetch_beside(
     source: &Member,
     bytes: u64,
     enter: fn(&Store) -> Consumer,
-) -> Result<(u64, Duration), FetchError> {
+) -> Result<Came, FetchError> {
     // While it waits here, the object stays with its sender and takes no memory.
     let place = shared.fetches.acquire().await.map_err(|_| FetchError::Thread)?;
     let consumer = Arc::new(blocking(&shared.store, enter).await?);
     let (buffer, mut took) = attempts(shared, &consumer, object, source, bytes).await?;
     drop(place);
+    let mut measures = !matches!(&buffer, Buffer::Host(memory) if memory.is_view());
     if let Some(link) = shared.links.get(&source.name) {
         took = link.carry(bytes, took).await;
+        measures = true;
     }
     blocking(&shared.store, move |store| store.insert(&consumer, object, buffer)).await??;
-    Ok((bytes, took))
+    Ok(Came { bytes, took: measures.then_some(took) })
 }
 
 /// Runs something on a blocking thread that may wait for memory or write files.

@@ -124,6 +124,15 @@ impl Context<'_> {
         Ok(self.store.allocate(self.consumer, bytes)?)
     }
 
+    /// Host memory for this task to write and return, as [`Self::allocate`] gives of the device. From
+    /// 1 MiB on, workers that fetch it read it where it is instead of copying it.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn allocate_on_host(&self, bytes: usize) -> Result<Buffer, FunctionError> {
+        Ok(self.store.allocate_on_host(self.consumer, bytes)?)
+    }
+
     /// Memory like that of [`Self::allocate`], filled by `write`: in place if the host can write to
     /// it, which saves a copy; otherwise in host memory first. `write` gets undefined bytes.
     ///

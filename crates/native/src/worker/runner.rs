@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::context::WorkerContext;
-use super::fetch::{self, Fetched};
+use super::fetch::{self, Came, Fetched};
 use super::objects::{Consumer, StoreError};
 use super::registry::{Context, FunctionError, Input, InputKind};
 use crate::error::Error;
@@ -242,7 +242,7 @@ impl Runner {
         let Fetched { object, source, result } = fetched;
         let Some((_, waiters)) = self.fetching.remove(&object) else { return Vec::new() };
         match result {
-            Ok((bytes, took)) => {
+            Ok(Came { bytes, took }) => {
                 for task in waiters {
                     let Some((_, missing)) = self.waiting.get_mut(&task) else { continue };
                     *missing -= 1;
@@ -252,7 +252,7 @@ impl Runner {
                         self.enqueue(job);
                     }
                 }
-                vec![Report::Fetched { object, source, bytes, micros: micros(took) }]
+                vec![Report::Fetched { object, source, bytes, micros: took.map(micros) }]
             }
             Err(error) => {
                 // If this GPU's fault was the cause, the process ends.

@@ -220,8 +220,8 @@ pub enum Report {
         /// The worker it came from.
         source: Member,
         bytes: u64,
-        /// How long it took.
-        micros: u64,
+        /// How long it took; `None` if it is read where it is, and nothing was copied.
+        micros: Option<u64>,
     },
     /// A client has put an object here.
     Stored { object: ObjectId, bytes: u64 },

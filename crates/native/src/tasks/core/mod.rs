@@ -91,7 +91,7 @@ pub(crate) enum Event {
     /// A client resets the transfer counters.
     CountAnew,
     /// A worker has fetched a copy of an object from the worker of this name.
-    Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: u64 },
+    Fetched { worker: WorkerId, object: ObjectId, source: String, bytes: u64, micros: Option<u64> },
 }
 
 /// Where a worker finds an input.

@@ -155,9 +155,11 @@ impl Core {
         object: ObjectId,
         source: &str,
         bytes: u64,
-        micros: u64,
+        micros: Option<u64>,
     ) {
-        if let Some(to) = self.workers.get(&worker).map(|worker| worker.place) {
+        let to = self.workers.get(&worker).map(|worker| worker.place);
+        // What is read in place says nothing about the link.
+        if let Some((to, micros)) = to.zip(micros) {
             let from = self.links.place(source);
             self.links.learn((from, to), bytes, micros, self.now);
         }

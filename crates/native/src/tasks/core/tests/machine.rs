@@ -201,7 +201,7 @@ impl Machine {
                 let event = match told {
                     Told::Fetched { worker, object, source, bytes, micros } => {
                         let source = format!("gpu{source}");
-                        Event::Fetched { worker, object, source, bytes, micros }
+                        Event::Fetched { worker, object, source, bytes, micros: Some(micros) }
                     }
                     Told::Done { worker, task, micros } => {
                         let outputs = &self.tasks[&task].1;

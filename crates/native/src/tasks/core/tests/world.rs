@@ -264,7 +264,13 @@ impl World {
         if let Some(source) = name {
             worker.has.insert(object);
             let (bytes, micros) = (5000, 10);
-            worker.reports.push_back(Event::Fetched { worker: id, object, source, bytes, micros });
+            worker.reports.push_back(Event::Fetched {
+                worker: id,
+                object,
+                source,
+                bytes,
+                micros: Some(micros),
+            });
         } else {
             self.give_up(id, object, Some(source));
         }

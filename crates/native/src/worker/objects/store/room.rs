@@ -94,8 +94,8 @@ impl Store {
         self.somewhere(consumer, self.device.as_ref(), bytes)
     }
 
-    /// Host memory for an object from a client.
-    pub(crate) fn receive_on_host(
+    /// Host memory for a task, or an object from a client.
+    pub(crate) fn allocate_on_host(
         &self,
         consumer: &Consumer,
         bytes: usize,
