@@ -124,8 +124,8 @@ impl Context<'_> {
         Ok(self.store.allocate(self.consumer, bytes)?)
     }
 
-    /// Host memory for this task to write and return, as [`Self::allocate`] gives of the device. From
-    /// 1 MiB on, workers that fetch it read it where it is instead of copying it.
+    /// Host memory for this task to write and return, as [`Self::allocate`] gives of the device.
+    /// From 1 MiB on, workers that fetch it read it where it is instead of copying it.
     ///
     /// # Errors
     /// If there is no room.
