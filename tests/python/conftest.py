@@ -21,6 +21,7 @@ if not RUNTIME.startswith("/tmp/ccp"):
 
 # From the source tree, as if it were installed; what is started here, notebooks and scripts, finds the same.
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
+os.environ["XDG_CACHE_HOME"] = str(ROOT / "target/cache")
 os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
 os.environ["PYTHONPATH"] = str(ROOT / "python")
 # What tests name `python` or `dask` is that of the Python that runs them.

@@ -13,6 +13,7 @@ mod peer;
 #[cfg(feature = "plane")]
 pub mod plane;
 mod reader;
+mod remembered;
 mod routes;
 pub mod wire;
 

@@ -1,8 +1,8 @@
 //! Which route large frames take between processes of this machine.
 //!
 //! The receiver may copy them from the sender's memory with a call of the kernel, or the sender may
-//! write them to memory that both have mapped. Which is faster is measured by each process, when it
-//! first matters.
+//! write them to memory that both have mapped. Which is faster is measured when it first matters,
+//! by one process of a machine ([`crate::remembered`]).
 //!
 //! *Invariant:* [`least`] decides; nothing here changes memory that others use.
 
@@ -31,6 +31,14 @@ pub(crate) const SAMPLES: usize = 2 * SAMPLE;
 pub(crate) struct Speeds {
     pub(crate) mapped: f64,
     pub(crate) copied: f64,
+}
+
+impl Speeds {
+    /// Of two measurements, the better of each: what else happens only slows one down.
+    pub(crate) fn best(self, other: Self) -> Self {
+        let (mapped, copied) = (self.mapped.min(other.mapped), self.copied.min(other.copied));
+        Self { mapped, copied }
+    }
 }
 
 /// From how many bytes on a message is better written to mapped memory. None if it never is.
@@ -82,14 +90,16 @@ impl Knowledge {
     /// A measurement has ended; None if one of the routes is not there.
     pub(crate) fn learn(&mut self, found: Option<Speeds>) {
         self.is_measuring = false;
-        let Some(Speeds { mapped, copied }) = found else {
+        let Some(found) = found else {
             self.begun = MEASUREMENTS;
             return;
         };
-        self.best = Some(self.best.map_or(Speeds { mapped, copied }, |best| Speeds {
-            mapped: best.mapped.min(mapped),
-            copied: best.copied.min(copied),
-        }));
+        self.best = Some(self.best.map_or(found, |best| best.best(found)));
+    }
+
+    /// Whether nothing has been measured yet, so that what others have measured is enough.
+    pub(crate) fn is_first(&self) -> bool {
+        self.begun <= 1 && self.best.is_none()
     }
 
     /// Whether anything has been measured.
@@ -130,7 +140,7 @@ pub(crate) fn measure() -> Option<Speeds> {
         let part = || vec![Part { address, to, len: SAMPLE }];
         // SAFETY: as above.
         let copied = timed(&|| unsafe { read_all(own, part()) }.ok())?;
-        best = Speeds { mapped: best.mapped.min(mapped), copied: best.copied.min(copied) };
+        best = best.best(Speeds { mapped, copied });
     }
     Some(best)
 }
