@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
-use cuda_cluster::cluster::Client;
+use cuda_cluster::cluster::workloads::Matrix;
+use cuda_cluster::cluster::{Client, ClientError};
 use cuda_cluster::wire::status::Status;
 use nix::sys::signal::Signal;
 
@@ -48,6 +49,38 @@ fn a_killed_worker_comes_back_as_a_new_process() {
     let status = cluster.wait_ready("gpu2");
     let Status::Ready { peers, .. } = status else { panic!("{status:?}") };
     assert_eq!(peers.len(), 3);
+    cluster.stop();
+}
+
+/// Of 17 workers and more, each connects to those 1, 2, 4, 8 … before it, and to others at the first
+/// message: which one of them may be stopped.
+#[test]
+fn a_first_message_to_a_stopped_worker_waits_and_one_to_a_dead_worker_is_not_waited_for() {
+    let mut cluster = Cluster::start(18);
+    cluster.ready();
+    let client = Client::connect(cluster.directory()).expect("the scheduler answers");
+    let size = 64u64;
+    for (seed, (holder, dies)) in [("gpu14", false), ("gpu11", true)].into_iter().enumerate() {
+        let seed = seed as u64;
+        let chunk = client.task("matrix.chunk").arguments(&(seed, 0u64, 0u64, size));
+        let chunk = chunk.on(holder).submit().expect("submitted");
+        chunk.wait_within(cluster::PATIENCE).expect("made");
+        cluster.signal(holder, Signal::SIGSTOP);
+        let sum = client.task("matrix.add_transposed_sum").arguments(&size);
+        let sum = sum.inputs(&[&chunk, &chunk]).on("gpu17").submit().expect("submitted");
+        let early = sum.wait_within(Duration::from_millis(500));
+        assert!(matches!(early, Err(ClientError::TimedOut { .. })), "{early:?}");
+        if dies {
+            // What it had is made again, where it has to be.
+            cluster.kill(holder);
+            cluster.restart_worker(holder);
+        } else {
+            cluster.signal(holder, Signal::SIGCONT);
+        }
+        sum.wait_within(cluster::PATIENCE).expect("added");
+        let expected = Matrix { chunks: 1, size, seed }.sum_with_transpose_here();
+        assert_eq!(sum.value::<u64>().expect("a number"), expected);
+    }
     cluster.stop();
 }
 
