@@ -28,7 +28,7 @@ use super::limits::Limits;
 
 /// Addresses that an arena takes for each byte that may be in use: ranges have many sizes, and
 /// none is moved.
-const SPARE: usize = 64;
+const SPARE: usize = 8;
 
 /// Arenas of a process that a fork makes its own.
 const SLOTS: usize = 16;
@@ -112,7 +112,18 @@ impl Budget {
 }
 
 impl Arena {
+    /// With huge pages where the system is set so.
     pub fn new(budget: &Arc<Budget>) -> io::Result<Arc<Self>> {
+        Self::with(budget, MmapAdvise::MADV_HUGEPAGE)
+    }
+
+    /// With small pages alone: of a range that is given back, who has pinned pages keeps their
+    /// bytes. The kernel clears parts of huge pages before it splits them.
+    pub fn with_small_pages(budget: &Arc<Budget>) -> io::Result<Arc<Self>> {
+        Self::with(budget, MmapAdvise::MADV_NOHUGEPAGE)
+    }
+
+    fn with(budget: &Arc<Budget>, pages: MmapAdvise) -> io::Result<Arc<Self>> {
         static WATCH: Once = Once::new();
         WATCH.call_once(watch_forks);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
@@ -133,9 +144,9 @@ impl Arena {
             .inspect_err(|_| ARENAS[slot].taken.store(false, Ordering::Release))?
             .cast::<u8>();
         let len = len.get();
-        // Where the system is set so. Otherwise its pages are small.
+        // Refused only where no pages are huge.
         // SAFETY: the whole of the mapping.
-        let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_HUGEPAGE) };
+        let _ = unsafe { madvise(start.cast(), len, pages) };
         ARENAS[slot].set(start.as_ptr(), len, file.as_raw_fd());
         let (retired, places) = (AtomicBool::new(false), Mutex::new(Places::new(len)));
         let (budget, read_only) = (Arc::clone(budget), OnceLock::new());
@@ -187,7 +198,16 @@ impl Arena {
         matches!(touched, Ok(()) | Err(nix::errno::Errno::EINVAL)).then_some(range)
     }
 
+    /// Gives bytes back to the system. By the mapping, because UCX watches that, and forgets what
+    /// it knows of the pages.
     fn punch(&self, offset: usize, len: usize) -> bool {
+        // SAFETY: a part of the mapping, to which nobody refers.
+        let start = unsafe { self.start.add(offset) };
+        // SAFETY: as above.
+        if unsafe { madvise(start.cast(), len, MmapAdvise::MADV_REMOVE) }.is_ok() {
+            return true;
+        }
+        // Locked memory is not removed in this way.
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else {
             return false;

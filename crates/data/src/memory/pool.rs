@@ -266,7 +266,11 @@ impl Pool {
 
     fn arena<'a>(&self, shared: &'a mut Shared) -> Option<&'a Arc<Arena>> {
         if shared.arena.as_ref().is_none_or(|arena| arena.is_retired()) {
-            shared.arena = Arena::new(&self.budget).ok();
+            shared.arena = match self.sizes {
+                Sizes::Few => Arena::new(&self.budget),
+                Sizes::Any => Arena::with_small_pages(&self.budget),
+            }
+            .ok();
         }
         shared.arena.as_ref()
     }

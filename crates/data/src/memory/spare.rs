@@ -42,6 +42,12 @@ pub fn kept() -> usize {
     POOL.kept() + VIEWS.idle()
 }
 
+/// Bytes of peers' memory that are viewed or kept and not resident, because nobody has read them
+/// yet, in a process of whose resident bytes so many are shared with files and other processes.
+pub fn unread(shared: usize) -> usize {
+    (VIEWS.used() + VIEWS.idle()).saturating_sub(shared.saturating_sub(POOL.shared()))
+}
+
 /// Returns memory to the kernel until no more than this many bytes are kept.
 pub fn give_back_above(bytes: usize) {
     VIEWS.shrink(bytes.saturating_sub(POOL.kept()));

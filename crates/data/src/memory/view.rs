@@ -7,8 +7,11 @@
 //! What has been read stays in the page tables for a while, and so counts as memory of this
 //! process: peers use their memory again, and then there is no fault for each 64 KiB.
 //!
+//! When a peer dies, its file stays, with all that was in it, as long as any process has it mapped.
+//! So what is viewed of it is detached, too.
+//!
 //! *Invariant:* the bytes of a view stay as they were when it was made, if the peer does what it
-//! says, and nothing can be written through it.
+//! says, as it could also run code here by what it sends; and nothing can be written through it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -31,7 +34,8 @@ use super::mapped::sealed_length;
 use super::pages::page_size;
 use super::pool::KEEP;
 
-/// Bytes that are detached at once: so much memory is needed twice.
+/// At least so many bytes are detached at once, and a 16th of a view: so much memory is needed
+/// twice. Each piece is a mapping of its own afterwards, and the kernel limits their number.
 const CHUNK: usize = 4 << 20;
 
 /// The arenas of all peers, by file.
@@ -46,6 +50,8 @@ pub(super) struct Views {
 struct Idle {
     /// In the page tables, and not in use.
     bytes: AtomicUsize,
+    /// In use, and not detached.
+    used: AtomicUsize,
     /// Called when there is something to [`Views::trim`].
     wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -53,7 +59,8 @@ struct Idle {
 /// A peer's arena, mapped for reading.
 #[derive(Debug)]
 pub struct Viewed {
-    file: OwnedFd,
+    /// None once the peer is dead, and what is still viewed is detached.
+    file: Mutex<Option<OwnedFd>>,
     start: NonNull<u8>,
     len: usize,
     /// By offset. Those in use do not overlap.
@@ -69,6 +76,9 @@ struct Part {
     users: u32,
     /// Whether it is a copy.
     detached: bool,
+    /// Whether a thread is taking it out of the page tables, or the copy out of its place: until
+    /// then there is nothing else.
+    leaving: bool,
     /// When it was last used.
     since: Instant,
 }
@@ -97,6 +107,12 @@ impl Idle {
     fn remove(&self, bytes: usize) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
+
+    fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
+    }
 }
 
 impl Views {
@@ -107,14 +123,16 @@ impl Views {
     pub(super) fn map(&self, file: OwnedFd) -> io::Result<Arc<Viewed>> {
         let stat = fstat(&file)?;
         let mut files = self.files();
-        if let Some(viewed) = files.get(&(stat.st_dev, stat.st_ino)) {
+        let known = files.get(&(stat.st_dev, stat.st_ino));
+        // A dead peer's number may be another's now.
+        if let Some(viewed) = known.filter(|viewed| viewed.file().is_some()) {
             return Ok(Arc::clone(viewed));
         }
         let viewed = Arc::new(Viewed::new(file, stat.st_size, Arc::clone(&self.idle))?);
         files.insert((stat.st_dev, stat.st_ino), Arc::clone(&viewed));
         drop(files);
         // It is to be forgotten, some time after its last use.
-        self.wake();
+        self.idle.wake();
         Ok(viewed)
     }
 
@@ -123,15 +141,14 @@ impl Views {
         self.idle.bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes of peers that are viewed, whether they have been read yet or not.
+    pub(super) fn used(&self) -> usize {
+        self.idle.used.load(Ordering::Relaxed)
+    }
+
     /// Calls this when there is something to trim again.
     pub(super) fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.idle.wake.set(Box::new(wake));
-    }
-
-    fn wake(&self) {
-        if let Some(wake) = self.idle.wake.get() {
-            wake();
-        }
     }
 
     /// Forgets until no more than this many bytes are idle, those first that have been so for
@@ -176,7 +193,12 @@ impl Viewed {
         let len = len.get();
         // SAFETY: the whole of the mapping.
         let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTFORK) };
-        Ok(Self { file, start: start.cast(), len, parts: Mutex::default(), idle })
+        let (file, parts) = (Mutex::new(Some(file)), Mutex::default());
+        Ok(Self { file, start: start.cast(), len, parts, idle })
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bytes at a place that the peer has told, and leaves as they are until the lease is
@@ -186,13 +208,16 @@ impl Viewed {
         let whole = len.checked_next_multiple_of(page_size()).filter(|whole| *whole > 0)?;
         let end = offset.checked_add(whole).filter(|end| *end <= self.len)?;
         let mut parts = self.parts();
+        self.file().as_ref()?;
         let near = parts.range(..end).rev();
         let met: Vec<usize> = near
             .map_while(|(at, part)| (at + part.len > offset).then_some((*at, part)))
             .map(|(at, _)| at)
             .collect();
         let is_same = |at: usize, part: &Part| at == offset && part.len == whole && !part.detached;
-        if met.iter().any(|at| parts[at].users > 0 && !is_same(*at, &parts[at])) {
+        let is_taken =
+            |at: usize, part: &Part| part.leaving || part.users > 0 && !is_same(at, part);
+        if met.iter().any(|at| is_taken(*at, &parts[at])) {
             return None;
         }
         for at in met.into_iter().filter(|at| !is_same(*at, &parts[at])).collect::<Vec<_>>() {
@@ -201,17 +226,15 @@ impl Viewed {
             self.zap(at, gone);
         }
         let since = Instant::now();
-        match parts.get_mut(&offset) {
-            Some(part) => {
-                if part.users == 0 {
-                    self.idle.remove(part.len);
-                }
-                part.users += 1;
-            }
-            None => {
-                parts.insert(offset, Part { len: whole, users: 1, detached: false, since });
-            }
+        let part = parts.entry(offset).or_insert_with(|| {
+            self.idle.bytes.fetch_add(whole, Ordering::Relaxed);
+            Part { len: whole, users: 0, detached: false, leaving: false, since }
+        });
+        if part.users == 0 {
+            self.idle.remove(whole);
+            self.idle.used.fetch_add(whole, Ordering::Relaxed);
         }
+        part.users += 1;
         drop(parts);
         Some(View { viewed: Arc::clone(self), offset, len, _lease: lease })
     }
@@ -225,17 +248,19 @@ impl Viewed {
         let Ok(offset) = usize::try_from(offset) else { return Ok(()) };
         let len = {
             let mut parts = self.parts();
-            let Some(part) = parts.get_mut(&offset).filter(|part| part.users > 0) else {
-                return Ok(());
-            };
+            let is_viewed = |part: &&mut Part| part.users > 0 && !part.leaving;
+            let Some(part) = parts.get_mut(&offset).filter(is_viewed) else { return Ok(()) };
             // It must not go meanwhile.
             part.users += 1;
-            part.detached = true;
+            if !std::mem::replace(&mut part.detached, true) {
+                self.idle.used.fetch_sub(part.len, Ordering::Relaxed);
+            }
             part.len
         };
-        let chunks = (0..len).step_by(CHUNK);
+        let chunk = CHUNK.max(len / 16).next_multiple_of(page_size());
+        let chunks = (0..len).step_by(chunk);
         let result = chunks
-            .map(|at| (offset + at, CHUNK.min(len - at)))
+            .map(|at| (offset + at, chunk.min(len - at)))
             .try_for_each(|(at, len)| self.replace(at, len));
         self.end(offset);
         result
@@ -277,31 +302,72 @@ impl Viewed {
         if !part.detached {
             part.users = 0;
             part.since = Instant::now();
+            self.idle.used.fetch_sub(part.len, Ordering::Relaxed);
             self.idle.bytes.fetch_add(part.len, Ordering::Relaxed);
             drop(parts);
-            if let Some(wake) = self.idle.wake.get() {
-                wake();
-            }
+            self.idle.wake();
             return;
         }
         let len = part.len;
-        // Unmapping takes time: it is still in use meanwhile.
+        part.leaving = true;
+        // Unmapping takes time.
         drop(parts);
         if self.restore(offset, len).is_ok() {
             self.parts().remove(&offset);
         }
     }
 
-    /// Puts the peer's memory in the place of a copy, which is gone then.
+    /// Puts the peer's memory in the place of a copy, which is gone then; nothing if the peer is
+    /// dead.
     fn restore(&self, offset: usize, len: usize) -> io::Result<()> {
+        let file = self.file();
+        let Some(file) = &*file else { return self.seclude(offset, len) };
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
         let place = Some(self.at(offset).addr());
         let len = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
         let from = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a part of this mapping, to which nobody refers, is mapped as it was at first.
-        let place = unsafe { mmap(place, len, ProtFlags::PROT_READ, flags, &self.file, from) }?;
+        let place = unsafe { mmap(place, len, ProtFlags::PROT_READ, flags, file, from) }?;
         // SAFETY: as for the mapping that it is a part of.
         let _ = unsafe { madvise(place, len.get(), MmapAdvise::MADV_DONTFORK) };
+        Ok(())
+    }
+
+    /// Leaves addresses of the mapping without memory, and keeps them.
+    fn seclude(&self, offset: usize, len: usize) -> io::Result<()> {
+        let Some(len) = NonZeroUsize::new(len) else { return Ok(()) };
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
+        let place = Some(self.at(offset).addr());
+        // SAFETY: a part of this mapping, to which nobody refers.
+        unsafe { mmap_anonymous(place, len, ProtFlags::PROT_NONE, flags) }?;
+        Ok(())
+    }
+
+    /// Lets go of the memory of a peer that is dead: of all of it, of which the views are a part.
+    /// They are detached.
+    ///
+    /// # Errors
+    /// If there is no memory. Then all of the peer's stays until the last view has ended.
+    pub fn abandon(&self) -> io::Result<()> {
+        let viewed: Vec<usize> = self.parts().keys().copied().collect();
+        for offset in viewed {
+            self.detach(offset as u64)?;
+        }
+        self.forget_idle();
+        let parts = self.parts();
+        let is_viewed = |part: &Part| part.users > 0 && !part.leaving;
+        if parts.values().any(|part| is_viewed(part) && !part.detached) {
+            // Viewed just now: by whom, if the peer is dead?
+            return Ok(());
+        }
+        let mut file = self.file();
+        let mut from = 0;
+        for (&offset, part) in parts.iter().filter(|(_, part)| is_viewed(part)) {
+            self.seclude(from, offset - from)?;
+            from = offset + part.len;
+        }
+        self.seclude(from, self.len - from)?;
+        *file = None;
         Ok(())
     }
 
@@ -313,23 +379,23 @@ impl Viewed {
 
     /// When the part that has been idle for longest was last used.
     fn oldest(&self) -> Option<Instant> {
-        self.parts().values().filter(|part| part.users == 0).map(|part| part.since).min()
+        let parts = self.parts();
+        parts.values().filter(|part| part.is_idle()).map(|part| part.since).min()
     }
 
     /// Takes out of the page tables what has not been used since then.
     fn forget_before(&self, limit: Instant) {
-        let is_old = |part: &Part| part.users == 0 && part.since <= limit;
         let mut old = Vec::new();
-        self.parts().retain(|offset, part| {
-            let is_old = is_old(part);
-            if is_old {
+        for (offset, part) in &mut *self.parts() {
+            if part.is_idle() && part.since <= limit {
+                part.leaving = true;
                 old.push((*offset, part.len));
             }
-            !is_old
-        });
+        }
         for (offset, len) in old {
-            self.idle.remove(len);
             self.zap(offset, len);
+            self.parts().remove(&offset);
+            self.idle.remove(len);
         }
     }
 
@@ -366,17 +432,16 @@ unsafe fn move_pages(from: NonNull<u8>, len: usize, to: NonNull<u8>) -> Result<(
 
 impl Drop for Viewed {
     fn drop(&mut self) {
-        let idle = self.parts().values().filter(|part| part.users == 0).map(|part| part.len).sum();
+        let idle = self.parts().values().filter(|part| part.is_idle()).map(|part| part.len).sum();
         self.idle.remove(idle);
         // SAFETY: the whole of the mapping, of which there are no views any more.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }
 
-impl View {
-    /// The peer's arena.
-    pub fn viewed(&self) -> &Arc<Viewed> {
-        &self.viewed
+impl Part {
+    fn is_idle(&self) -> bool {
+        self.users == 0 && !self.leaving
     }
 }
 
@@ -458,7 +523,7 @@ mod tests {
         let viewed = viewed(&views, &arena);
         let one = view(&viewed, &range).unwrap();
         assert!(all_are(&one, 7) && !private(&one));
-        let end = 64 * 64 * MIB as u64;
+        let end = 8 * 64 * MIB as u64;
         for (offset, len) in [(end, MIB), (0, usize::MAX), (u64::MAX, 1), (1, MIB), (0, 0)] {
             assert!(viewed.view(offset, len, Box::new(())).is_none(), "{offset} {len}");
         }
@@ -529,13 +594,83 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
-    fn bytes_outlive_their_owner() {
+    fn bytes_outlive_their_owner_and_nothing_else_of_it_stays() {
         let (views, arena) = (Views::default(), arena());
-        let range = arena.take(MIB).unwrap();
-        fill(&range, 5);
-        let view = view(&viewed(&views, &arena), &range).unwrap();
+        let [first, second, third] = [(); 3].map(|()| arena.take(5 * MIB).unwrap());
+        fill(&first, 5);
+        fill(&third, 7);
+        let viewed = viewed(&views, &arena);
+        drop(view(&viewed, &second).unwrap());
+        let [one, other] = [&first, &third].map(|range| view(&viewed, range).unwrap());
+        let name = arena.read_only().unwrap().try_clone_to_owned().unwrap();
+        let inode = fstat(&name).unwrap().st_ino;
         // As when a process is killed: it changes nothing any more.
-        std::mem::forget((range, arena));
-        assert!(all_are(&view, 5));
+        std::mem::forget(arena);
+        viewed.abandon().unwrap();
+        assert!(all_are(&one, 5) && all_are(&other, 7) && private(&one) && private(&other));
+        assert!(view(&viewed, &first).is_none() && views.idle() == 0 && views.used() == 0);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let of_file = |line: &&str| line.contains(&format!(" {inode} "));
+        assert!(!maps.lines().filter(of_file).any(|line| line.contains(" r--s ")), "{maps}");
+        drop((one, first));
+        assert!(all_are(&other, 7));
+        drop(other);
+        assert!(viewed.parts().is_empty());
+        // Another arena may get the number of one that is gone.
+        let again = views.map(name).unwrap();
+        assert!(!Arc::ptr_eq(&again, &viewed));
+        drop((again, second, third));
+    }
+
+    /// What is forgotten, viewed, detached and ended at the same time is never another's bytes.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory that is shared")]
+    fn whatever_happens_at_once_a_view_shows_what_its_owner_had_there() {
+        let (views, arena) = (Arc::new(Views::default()), arena());
+        let viewed = viewed(&views, &arena);
+        let stop = Arc::new(AtomicUsize::new(0));
+        let forgetting = std::thread::spawn({
+            let (viewed, stop) = (Arc::clone(&viewed), Arc::clone(&stop));
+            move || {
+                while stop.load(Ordering::Relaxed) == 0 {
+                    viewed.forget_idle();
+                }
+            }
+        });
+        let work = |thread: u8| {
+            let (viewed, arena) = (Arc::clone(&viewed), Arc::clone(&arena));
+            std::thread::spawn(move || {
+                let mut seen = 0;
+                for round in 0..400_u32 {
+                    let range = arena.take(MIB << (round % 3)).unwrap();
+                    let byte = thread.wrapping_mul(100).wrapping_add((round % 97) as u8);
+                    fill(&range, byte);
+                    let Some(one) = view(&viewed, &range) else { continue };
+                    let again = view(&viewed, &range).unwrap();
+                    if round % 3 > 0 {
+                        viewed.detach(at(&range)).unwrap();
+                        // The owner has it back.
+                        fill(&range, 255);
+                    }
+                    let late = std::thread::spawn({
+                        let (viewed, place) = (Arc::clone(&viewed), at(&range));
+                        move || viewed.detach(place).unwrap()
+                    });
+                    assert!(all_are(&one, byte), "{thread} {round}");
+                    drop(one);
+                    assert!(all_are(&again, byte), "{thread} {round}");
+                    drop(again);
+                    late.join().unwrap();
+                    seen += 1;
+                }
+                seen
+            })
+        };
+        let seen = [1, 2].map(work).map(|thread| thread.join().unwrap());
+        stop.store(1, Ordering::Relaxed);
+        forgetting.join().unwrap();
+        assert!(seen.iter().all(|seen| *seen > 100), "{seen:?}");
+        viewed.forget_idle();
+        assert_eq!((views.idle(), views.used()), (0, 0));
     }
 }

@@ -25,7 +25,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
 /// Receives bytes, and the descriptors that come with them. How many bytes came: none at the end.
 ///
 /// # Errors
-/// As `recvmsg`; `WouldBlock` if the socket does not wait.
+/// As `recvmsg`; `WouldBlock` if the socket does not wait. [`is_without_room`] if this process has
+/// no room for the descriptors: they are lost, and the bytes, too.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut packet = [IoSliceMut::new(bytes)];
     let mut control = nix::cmsg_space!([RawFd; DESCRIPTORS]);
@@ -41,4 +42,10 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<Ow
         }
     }
     Ok((received.bytes, descriptors))
+}
+
+/// Whether descriptors came that this process had no room for.
+pub fn is_without_room(error: &io::Error) -> bool {
+    // As `nix` reports it.
+    error.raw_os_error() == Some(libc::ENOBUFS)
 }

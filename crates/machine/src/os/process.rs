@@ -100,9 +100,18 @@ fn ignored(status: &str, signal: u32) -> bool {
 
 /// Resident memory of a process in bytes; `None` if it does not exist.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
-    // The second field counts pages, proc(5).
+    statm(pid, 1)
+}
+
+/// Of these, the bytes of files and of memory that other processes may share.
+pub fn resident_shared_bytes(pid: u32) -> Option<u64> {
+    statm(pid, 2)
+}
+
+/// A figure of pages, proc(5), in bytes.
+fn statm(pid: u32, field: usize) -> Option<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    let pages: u64 = statm.split(' ').nth(field)?.parse().ok()?;
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
     Some(pages * u64::try_from(page).ok()?)
 }

@@ -35,6 +35,9 @@ const SLOWEST: u64 = 1 << 20;
 /// Bytes that are read from a socket at once.
 const CHUNK: usize = 1 << 20;
 
+/// A peer that does not tell in this time where an object is may be asked over UCX.
+const VIEW_TIME: Duration = Duration::from_secs(5);
+
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -195,8 +198,9 @@ async fn bring(
 ) -> Result<Buffer, FetchError> {
     let name = object.to_string();
     let length = room.len();
+    let viewing = tokio::time::timeout(VIEW_TIME, shared.views.view(&source.name, object));
     if length >= SHAREABLE
-        && let Some(view) = shared.views.view(&source.name, object).await
+        && let Ok(Some(view)) = viewing.await
         && view.len() == length
     {
         // To a device, it is copied.

@@ -33,6 +33,21 @@ struct Shown {
     recalled: bool,
 }
 
+impl Shown {
+    /// Its pages go to the system once it is dropped, if no object is there any more, because
+    /// others may have pinned them.
+    fn spend(&self) {
+        if let Some(memory) = on_host(&self.buffer) {
+            memory.spend();
+        }
+    }
+}
+
+/// Frees memory, which takes a while, on another thread.
+fn give_back(shown: impl Send + 'static) {
+    drop(tokio::task::spawn_blocking(move || drop(shown)));
+}
+
 /// Serves a peer until it ends.
 pub(in crate::worker) async fn show(stream: UnixStream, store: &Store) {
     let (read, write) = stream.into_split();
@@ -53,9 +68,12 @@ pub(in crate::worker) async fn show(stream: UnixStream, store: &Store) {
         }
     };
     match error {
-        // A peer ends its connection after its last view, and the kernel after its process.
+        // A peer ends its connection after its last view, and the kernel after its process: then
+        // another process may still be copying from it.
         ConversationError::Broken(error) if connection::is_closed(&error) => {
-            drop(ManuallyDrop::into_inner(shown));
+            let shown = ManuallyDrop::into_inner(shown);
+            shown.values().for_each(Shown::spend);
+            give_back(shown);
         }
         error => tracing::warn!(views = shown.len(), "a peer's views stay: {}", in_full(&error)),
     }
@@ -84,7 +102,10 @@ async fn answer(
         tokio::select! {
             request = requests.recv() => match request {
                 None => return Ok(()),
-                Some(FromViewer::Ended { view }) => drop(shown.remove(&view)),
+                Some(FromViewer::Ended { view }) => match shown.remove(&view) {
+                    Some(shown) if shown.recalled => give_back(shown),
+                    shown => drop(shown),
+                },
                 Some(FromViewer::View { object }) => {
                     last += 1;
                     view(&mut write, last, object, store, shown).await?;
@@ -135,9 +156,7 @@ async fn recall(
     for (view, shown) in shown {
         if !shown.recalled && is_released(&shown.buffer) {
             shown.recalled = true;
-            if let Some(memory) = on_host(&shown.buffer) {
-                memory.spend();
-            }
+            shown.spend();
             connection::send(write, &ToViewer::Recall { view: *view }).await?;
         }
     }

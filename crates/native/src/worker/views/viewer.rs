@@ -4,13 +4,14 @@
 //! nothing in this process refers to its bytes.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, ErrorKind::NotConnected};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::net::unix::OwnedReadHalf;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
 use super::CARRIER;
@@ -24,6 +25,12 @@ use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::greeting::{GREETING_LIMIT, Role};
 use cuda_cluster_wire::secret::Secret;
 use cuda_cluster_wire::tasks::{FromViewer, ObjectId, ToViewer};
+
+/// A peer that does not greet in this time is asked again for the next object.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+/// Time until memory is looked for again.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// The connections, by peer.
 pub(in crate::worker) struct Views {
@@ -85,132 +92,176 @@ impl Views {
     }
 }
 
-/// A connection's state.
+/// A connection, which reads while it writes: the peer does both, too, and neither socket has room
+/// for everything.
 struct Talk {
     asks: mpsc::WeakUnboundedSender<Ask>,
     socket: Arc<OwnedFd>,
+    state: Mutex<State>,
+    recalled: mpsc::UnboundedSender<u64>,
+}
+
+#[derive(Default)]
+struct State {
     /// Who waits for an answer, in the order of the questions.
     waiting: VecDeque<oneshot::Sender<View>>,
     /// Where the views are.
     shown: HashMap<u64, (Arc<Viewed>, u64)>,
 }
 
+/// The half that is written. Dropping it does not shut the socket down: the peer would take that
+/// for the end of all views.
+struct Writer(Option<OwnedWriteHalf>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(half) = self.0.take() {
+            half.forget();
+        }
+    }
+}
+
 async fn talk(
     paths: &Paths,
     peer: &str,
     secret: &Secret,
-    mut incoming: mpsc::UnboundedReceiver<Ask>,
+    incoming: mpsc::UnboundedReceiver<Ask>,
     asks: mpsc::WeakUnboundedSender<Ask>,
 ) -> Result<(), Error> {
-    let stream = connection::connect(paths, peer, secret, Role::Viewer).await?;
+    let connecting = connection::connect(paths, peer, secret, Role::Viewer);
+    let connected = tokio::time::timeout(CONNECT_TIME, connecting).await;
+    let stream = connected.unwrap_or(Err(ConversationError::Slow.into()))?;
     let system = |source| Error::System { action: "keep a peer's connection", source };
     let socket = Arc::new(stream.as_fd().try_clone_to_owned().map_err(system)?);
-    let (read, mut write) = stream.into_split();
-    let (sender, mut messages) = mpsc::channel(1);
-    let mut talk = Talk { asks, socket, waiting: VecDeque::new(), shown: HashMap::new() };
-    let mut hearing = std::pin::pin!(hear(read, sender));
-    let error = loop {
-        let request = tokio::select! {
-            error = &mut hearing => break error,
-            Some((message, file)) = messages.recv() => {
-                talk.told(message, file);
-                continue;
-            }
-            ask = incoming.recv() => match ask {
-                // Nobody reads objects any more.
-                None => return Ok(()),
-                Some(Ask::View { object, reply }) => {
-                    talk.waiting.push_back(reply);
-                    FromViewer::View { object }
-                }
-                Some(Ask::Ended { view }) => {
-                    talk.shown.remove(&view);
-                    FromViewer::Ended { view }
-                }
-            },
-        };
-        if let Err(error) = connection::send(&mut write, &request).await {
-            break error;
-        }
+    let (read, write) = stream.into_split();
+    let (recalled, recalls) = mpsc::unbounded_channel();
+    let talk = Talk { asks, socket, state: Mutex::default(), recalled };
+    let error = tokio::select! {
+        error = talk.hear(read) => error,
+        error = talk.ask(Writer(Some(write)), incoming) => error,
+        () = talk.give_back(recalls) => ConversationError::Slow,
     };
-    for (viewed, _) in talk.shown.values() {
-        viewed.forget_idle();
-    }
+    talk.part();
     match error {
         ConversationError::Broken(error) if connection::is_closed(&error) => Ok(()),
         error => Err(error.into()),
     }
 }
 
-/// Receives messages until the connection ends: why it did.
-async fn hear(
-    mut read: OwnedReadHalf,
-    messages: mpsc::Sender<(ToViewer, Option<OwnedFd>)>,
-) -> ConversationError {
-    loop {
-        let message = match connection::receive(&mut read, GREETING_LIMIT).await {
-            Ok(message) => message,
-            Err(error) => return error,
-        };
-        let file = match message {
-            ToViewer::Here { .. } => match file(read.as_ref()).await {
-                Ok(file) => Some(file),
-                Err(error) => return error.into(),
-            },
-            ToViewer::Elsewhere | ToViewer::Recall { .. } => None,
-        };
-        // The other half of the same task takes them.
-        let _ = messages.send((message, file)).await;
-    }
-}
-
-/// The descriptor behind a message.
-async fn file(stream: &UnixStream) -> io::Result<OwnedFd> {
-    let mut byte = CARRIER;
-    let received =
-        stream.async_io(Interest::READABLE, || passing::receive(stream, &mut byte)).await?;
-    let (_, files) = received;
-    files.into_iter().next().ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
-}
-
 impl Talk {
-    fn told(&mut self, message: ToViewer, file: Option<OwnedFd>) {
-        match message {
-            ToViewer::Here { view, offset, bytes } => {
-                let reply = self.waiting.pop_front();
-                let shown = file.and_then(|file| self.show(file, view, offset, bytes));
-                if let (Some(reply), Some(shown)) = (reply, shown) {
-                    // If nobody waits any more, the view ends here.
-                    let _ = reply.send(shown);
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No step between two changes of it can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends until the connection ends: why it did.
+    async fn ask(
+        &self,
+        mut write: Writer,
+        mut incoming: mpsc::UnboundedReceiver<Ask>,
+    ) -> ConversationError {
+        let Some(write) = &mut write.0 else { return io::Error::from(NotConnected).into() };
+        // The sender is among the connections of `Views`, which live as long as the process.
+        while let Some(ask) = incoming.recv().await {
+            let request = match ask {
+                Ask::View { object, reply } => {
+                    self.state().waiting.push_back(reply);
+                    FromViewer::View { object }
                 }
+                Ask::Ended { view } => {
+                    self.state().shown.remove(&view);
+                    FromViewer::Ended { view }
+                }
+            };
+            if let Err(error) = connection::send(write, &request).await {
+                return error;
             }
-            // Who waits learns it from the end of the channel.
-            ToViewer::Elsewhere => drop(self.waiting.pop_front()),
-            ToViewer::Recall { view } => self.give_back(view),
+        }
+        io::Error::from(NotConnected).into()
+    }
+
+    /// Receives until the connection ends: why it did.
+    async fn hear(&self, mut read: OwnedReadHalf) -> ConversationError {
+        loop {
+            match connection::receive(&mut read, GREETING_LIMIT).await {
+                Ok(ToViewer::Here { view, offset, bytes }) => match file(read.as_ref()).await {
+                    Ok(file) => self.shown(file, view, offset, bytes),
+                    Err(error) => return error.into(),
+                },
+                // Who waits learns it from the end of the channel.
+                Ok(ToViewer::Elsewhere) => drop(self.state().waiting.pop_front()),
+                // It is received below.
+                Ok(ToViewer::Recall { view }) => drop(self.recalled.send(view)),
+                Err(error) => return error,
+            }
         }
     }
 
-    fn show(&mut self, file: OwnedFd, view: u64, offset: u64, bytes: u64) -> Option<View> {
+    fn shown(&self, file: Option<OwnedFd>, view: u64, offset: u64, bytes: u64) {
+        let reply = self.state().waiting.pop_front();
+        if let (Some(reply), Some(shown)) = (reply, self.show(file, view, offset, bytes)) {
+            // If nobody waits any more, the view ends here.
+            let _ = reply.send(shown);
+        }
+    }
+
+    fn show(&self, file: Option<OwnedFd>, view: u64, offset: u64, bytes: u64) -> Option<View> {
         let asks = self.asks.upgrade()?;
         let lease = Ending { view, asks, _socket: Arc::clone(&self.socket) };
-        let viewed = spare::view(file)
-            .inspect_err(|error| tracing::warn!("a peer's memory cannot be mapped: {error}"))
+        // Without a descriptor, this process has too many.
+        let viewed = spare::view(file?)
+            .inspect_err(|error| tracing::debug!("a peer's memory cannot be mapped: {error}"))
             .ok()?;
-        self.shown.insert(view, (Arc::clone(&viewed), offset));
+        self.state().shown.insert(view, (Arc::clone(&viewed), offset));
         viewed.view(offset, usize::try_from(bytes).ok()?, Box::new(lease))
     }
 
-    /// Takes a copy of what the peer needs back.
-    fn give_back(&self, view: u64) {
-        let Some((viewed, offset)) = self.shown.get(&view) else { return };
-        let (viewed, offset, asks) = (Arc::clone(viewed), *offset, self.asks.clone());
-        tokio::task::spawn_blocking(move || match viewed.detach(offset) {
-            Ok(()) => {
-                if let Some(asks) = asks.upgrade() {
-                    let _ = asks.send(Ask::Ended { view });
+    /// Takes copies of what the peer needs back, one after the other, because each needs memory.
+    async fn give_back(&self, mut recalls: mpsc::UnboundedReceiver<u64>) {
+        while let Some(view) = recalls.recv().await {
+            let place = self.state().shown.get(&view).cloned();
+            let Some((viewed, offset)) = place else { continue };
+            let detach = move || viewed.detach(offset);
+            match tokio::task::spawn_blocking(detach).await {
+                Ok(Ok(())) => {
+                    if let Some(asks) = self.asks.upgrade() {
+                        let _ = asks.send(Ask::Ended { view });
+                    }
+                }
+                failed => {
+                    tracing::warn!(?failed, "a peer's memory cannot be given back yet");
+                    tokio::time::sleep(AGAIN).await;
+                    let _ = self.recalled.send(view);
                 }
             }
-            Err(error) => tracing::warn!("a peer's memory cannot be given back: {error}"),
-        });
+        }
+    }
+
+    /// The peer has ended: nothing of it stays.
+    fn part(&self) {
+        let mut viewed: Vec<Arc<Viewed>> = Vec::new();
+        for (one, _) in self.state().shown.values() {
+            if !viewed.iter().any(|other| Arc::ptr_eq(one, other)) {
+                viewed.push(Arc::clone(one));
+            }
+        }
+        drop(tokio::task::spawn_blocking(move || {
+            for viewed in viewed {
+                if let Err(error) = viewed.abandon() {
+                    tracing::warn!("memory of a peer that has ended stays: {error}");
+                }
+            }
+        }));
+    }
+}
+
+/// The descriptor behind a message; `None` if this process has too many already.
+async fn file(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = CARRIER;
+    match stream.async_io(Interest::READABLE, || passing::receive(stream, &mut byte)).await {
+        Ok((0, _)) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok((_, files)) => Ok(files.into_iter().next()),
+        Err(error) if passing::is_without_room(&error) => Ok(None),
+        Err(error) => Err(error),
     }
 }

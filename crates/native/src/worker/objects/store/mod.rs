@@ -21,7 +21,7 @@ use super::place::Place;
 use super::spill::{Extent, Spill};
 use crate::plane::Plane;
 use cuda_cluster_data::cuda::Device;
-use cuda_cluster_data::memory::HostMemory;
+use cuda_cluster_data::memory::{HostMemory, spare};
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_machine::os::process;
 use cuda_cluster_wire::tasks::{Counters, ObjectId};
@@ -57,8 +57,19 @@ struct Inner {
 /// The budget, and when the process was last measured.
 struct Watched {
     budget: Budget,
+    /// Resident bytes of files and the like, before there were objects.
+    files: u64,
     start: Instant,
     looked: Instant,
+}
+
+impl Watched {
+    /// Bytes of peers that are reserved and not resident, because nobody has read them yet.
+    fn unread(&self) -> u64 {
+        let shared = process::resident_shared_bytes(std::process::id()).unwrap_or(self.files);
+        let shared = usize::try_from(shared.saturating_sub(self.files)).unwrap_or(usize::MAX);
+        spare::unread(shared) as u64
+    }
 }
 
 /// A worker's objects.
@@ -140,9 +151,10 @@ impl Store {
             .simulated(simulated);
         let budget = settings.memory_limit.map(|limit| {
             let resident = process::resident_bytes(std::process::id()).unwrap_or(0);
+            let files = process::resident_shared_bytes(std::process::id()).unwrap_or(0);
             let now = Instant::now();
             let budget = Budget::new(limit, resident);
-            Watched { budget, start: now, looked: now }
+            Watched { budget, files, start: now, looked: now }
         });
         let (contents, rising) = (HashMap::new(), HashSet::new());
         Self {
@@ -388,7 +400,7 @@ impl Store {
             inner.tiers.moved(step.object, step.to);
         }
         drop(inner);
-        if before.take().is_some() {
+        if before.take().is_some() && step.from == Place::Host {
             self.recall();
         }
     }

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Inner, Store};
+use super::{Inner, Store, Watched};
 use crate::worker::objects::core::Transient;
 use crate::worker::objects::error::StoreError;
 use crate::worker::objects::ledger::{Consumer, For, Reserved};
@@ -202,7 +202,9 @@ impl Store {
                 Err(full) => full,
             };
             drop(inner);
-            self.recall();
+            if place == Place::Host || full.process.is_some() {
+                self.recall();
+            }
             if waits && self.ledger.wait_for_room(consumer, seen) {
                 continue;
             }
@@ -256,12 +258,12 @@ impl Store {
         host + if simulated { device } else { 0 }
     }
 
-    /// Reserved bytes that are memory of this process, and spare ones, which data may take at any
-    /// time. A piece that is freed or reused during the call counts at least once.
-    fn data(&self) -> u64 {
+    /// Resident bytes that are reserved, and spare ones, which data may take at any time. A piece
+    /// that is freed or reused during the call counts at least once.
+    fn data(&self, watched: &Watched) -> u64 {
         let before = self.charged();
-        let spare = spare::kept() as u64;
-        before.max(self.charged()) + spare
+        let (spare, unread) = (spare::kept() as u64, watched.unread());
+        (before.max(self.charged()) + spare).saturating_sub(unread)
     }
 
     /// Frees spare memory that would not fit beside the data: together they stay within the share
@@ -281,7 +283,7 @@ impl Store {
         }
         watched.looked = Instant::now();
         let Some(resident) = process::resident_bytes(std::process::id()) else { return };
-        watched.budget.observe(resident, self.data(), watched.start.elapsed());
+        watched.budget.observe(resident, self.data(watched), watched.start.elapsed());
     }
 
     /// Returns freed memory to the system, and measures the process again without old peaks.
@@ -291,6 +293,7 @@ impl Store {
         let charged = self.charged();
         let mut inner = self.lock();
         let Some(watched) = &mut inner.budget else { return };
+        let charged = charged.saturating_sub(watched.unread());
         if let Some(resident) = process::resident_bytes(std::process::id()) {
             watched.budget.settle(resident, charged, watched.start.elapsed());
         }
@@ -336,6 +339,11 @@ impl Store {
             self.set_usage(&mut inner, false);
             let (moves, rest) = inner.tiers.balance();
             if moves.is_empty() {
+                // What peers still read is not moved away, but not free yet.
+                self.set_usage(&mut inner, true);
+                if inner.tiers.fits(Place::Host, 0).is_err() {
+                    self.recall();
+                }
                 let full = rest.filter(|full| full.place == Place::Disk);
                 return full.map_or(Ok(()), |full| Err(full.into()));
             }
