@@ -94,7 +94,7 @@ pub(super) fn usual_limit(engine: EngineKind) -> Limit {
 }
 
 /// Bytes of host memory of all NUMA nodes; `None` if it is not known of each.
-pub(super) fn machine_bytes(topology: &Topology) -> Option<u64> {
+pub fn machine_bytes(topology: &Topology) -> Option<u64> {
     let nodes = topology.numa.iter().filter(|node| !node.gpu_memory);
     nodes.map(|node| node.memory_bytes).sum::<Option<u64>>().filter(|bytes| *bytes > 0)
 }

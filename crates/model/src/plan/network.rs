@@ -12,7 +12,7 @@ use super::form::Why;
 use super::nics::{Given, Nics};
 use super::ucx::needs_loopback_alone;
 use super::variables::{NET_DEVICES, connects, is_used};
-use crate::ids::{GpuIndex, NicPort};
+use crate::ids::{GpuIndex, NicPort, is_elastic};
 use crate::spec::{EngineKind, NetDevices, UcxCompat, Variables};
 use crate::topology::{Nic, NicKind, Note};
 
@@ -28,11 +28,17 @@ pub(super) struct NicShare {
     pub(super) why: Why,
 }
 
-/// Shares NICs out: one entry for each worker, in rank order.
-pub(super) fn share(
-    context: &Context<'_>,
-    notes: &mut Vec<Note>,
-) -> Result<Vec<NicShare>, PlanError> {
+/// The network of all workers.
+#[derive(Clone, Debug)]
+pub(super) struct Network {
+    /// One entry for each worker, in rank order.
+    pub(super) shares: Vec<NicShare>,
+    /// Whether any RDMA port can be used.
+    pub(super) rdma: bool,
+}
+
+/// Shares NICs out.
+pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Network, PlanError> {
     let ucx = &context.spec.ucx;
     let excluded = ucx.exclude_nics.clone().unwrap_or_default();
     let mut nics = Nics::judge(context.topology, &excluded)?;
@@ -66,7 +72,10 @@ pub(super) fn share(
         notes.extend(sharing.nics.choices.iter().cloned());
     }
     notes.extend(unused_control_device(context, &shares));
-    Ok(shares)
+    // A software device is usable for who names it, and whoever sets the variable names a port.
+    let named = |share: &NicShare| share.devices.as_ref().is_some_and(|all| all.contains(':'));
+    let rdma = !sharing.nics.usable.is_empty() || shares.iter().any(named);
+    Ok(Network { shares, rdma })
 }
 
 /// Notes a control device that no worker's list of devices has.
@@ -98,9 +107,8 @@ pub(super) fn elastic(context: &Context<'_>, shares: &[NicShare]) -> (Vec<String
         let hardware = |nic: &&Nic| matches!(nic.kind, NicKind::Physical | NicKind::Bond);
         used = context.topology.nics.iter().filter(hardware).map(|nic| nic.name.as_str()).collect();
     }
-    // The name follows rdma-core's rule or is the kernel's.
     let (elastic, others): (Vec<&str>, Vec<&str>) =
-        used.into_iter().partition(|nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
+        used.into_iter().partition(|nic| is_elastic(nic));
     (elastic.into_iter().map(str::to_owned).collect(), !others.is_empty())
 }
 
@@ -143,9 +151,13 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
         return interface.clone();
     }
     let joins = context.spec.dask.join.is_some();
-    if context.engine == EngineKind::Native
-        || (context.engine == EngineKind::Dask && scheduler.host.is_none() && !joins)
-    {
+    let local = match context.engine {
+        EngineKind::Native => true,
+        EngineKind::Dask => scheduler.host.is_none() && !joins,
+        // All ranks of a simulated machine are on this one, whose network the file knows nothing of.
+        EngineKind::Command => context.spec.simulate == Some(true),
+    };
+    if local {
         return "lo".to_owned();
     }
     // A worker that joins a Dask scheduler is reached at the address that faces the scheduler.
@@ -190,7 +202,13 @@ impl Sharing<'_> {
             NetDevices::Auto if spec.ucx.compat == Some(UcxCompat::Dask) => {
                 Ok(unpinned(None, "dask-cuda never sets it ('ucx.compat: dask')"))
             }
-            NetDevices::Auto if needs_loopback_alone(spec, self.context.engine) => {
+            NetDevices::Auto
+                if needs_loopback_alone(
+                    spec,
+                    self.context.engine,
+                    !self.nics.usable.is_empty(),
+                ) =>
+            {
                 let reason = "all workers are on this machine: TCP stays where no network reaches";
                 Ok(unpinned(Some("lo".to_owned()), reason))
             }

@@ -40,7 +40,7 @@ pub(super) struct Situation<'a> {
     pub(super) peers: Vec<Peers>,
     /// The largest number of NICs of one worker.
     pub(super) rails: usize,
-    /// Whether the machine has RDMA adapters.
+    /// Whether any RDMA port can be used.
     pub(super) rdma: bool,
     /// Elastic Fabric Adapters among the NICs, by name.
     pub(super) elastic: Vec<String>,
