@@ -145,6 +145,11 @@ fn published_machines() {
         compact(&machine("gb200-nvl72-tray"), &spec(NEAREST))
     );
     right!(
+        "gb300",
+        "Each GPU the ConnectX-8 whose DMA function is beside it, crosswise, not by order of names.",
+        compact(&machine("gb300-nvl72-tray"), &spec(NEAREST))
+    );
+    right!(
         "p4d",
         "Four EFAs for eight GPUs; that they have no 'rc' is said, for it was asked for.",
         compact(&machine("aws-p4d"), &spec(NEAREST))

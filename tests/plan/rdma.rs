@@ -1,8 +1,8 @@
-//! What is planned where no RDMA port can be used.
+//! What is planned where no RDMA port can be used, and where NICs have DMA functions.
 
 use crate::compact::{caller_with, machine, planned, planned_by, spec};
 use cuda_cluster::plan::Plan;
-use cuda_cluster::topology::{NicKind, PortState, Topology};
+use cuda_cluster::topology::{DmaFunction, NicKind, PortState, Topology};
 
 fn made(topology: &Topology, text: &str) -> Plan {
     planned(topology, &spec(text)).expect("a plan")
@@ -66,4 +66,80 @@ fn without_rdma_tcp_alone_stays_on_loopback_and_sets_connections_up() {
     let plan = made(&machine("dgx-h100"), rdmacm);
     assert!(!transports(&plan).contains(&"tcp"));
     assert_eq!(plan.client_env["UCX_SOCKADDR_TLS_PRIORITY"], "rdmacm");
+}
+
+/// The tray, of whose NICs nobody tells where their DMA functions are.
+fn untold() -> Topology {
+    let mut tray = machine("gb300-nvl72-tray");
+    for nic in &mut tray.nics {
+        nic.dma = Some(DmaFunction::default());
+    }
+    tray.links = tray.derive_links();
+    tray
+}
+
+fn nics(plan: &Plan) -> Vec<String> {
+    let workers = plan.workers.iter();
+    workers.flat_map(|worker| worker.nics.iter().map(|nic| nic.nic.clone())).collect()
+}
+
+#[test]
+fn the_nic_of_a_gpu_is_that_whose_dma_function_is_beside_it() {
+    let crossed = ["ibP2p3s0", "ibp3s0", "ibP18p3s0", "ibP16p3s0"];
+    for mode in ["auto", "pin", "stripe"] {
+        let text = format!("ucx: {{infiniband: true, net_devices: {mode}}}\n");
+        let plan = made(&machine("gb300-nvl72-tray"), &text);
+        assert_eq!(nics(&plan), crossed, "{mode}");
+        let why = plan.workers[1].why.iter().find(|why| why.choice == "nic").expect("a reason");
+        assert!(why.reason.contains("PXB by its DMA function 0009:03:00.0"), "{}", why.reason);
+    }
+    // Neither names nor the order in the file decide.
+    let mut renamed = machine("gb300-nvl72-tray");
+    renamed.nics.reverse();
+    for (nic, name) in renamed.nics.iter_mut().zip(["a", "b", "c", "d"]) {
+        nic.name = name.to_owned();
+    }
+    renamed.links = renamed.derive_links();
+    assert_eq!(nics(&made(&renamed, "ucx: {infiniband: true}\n")), ["d", "a", "b", "c"]);
+}
+
+#[test]
+fn nothing_is_pinned_where_nobody_tells_whose_the_dma_functions_are() {
+    for mode in ["auto", "pin", "stripe"] {
+        let text = format!("ucx: {{infiniband: true, net_devices: {mode}}}\n");
+        let plan = made(&untold(), &text);
+        assert!(nics(&plan).is_empty());
+        assert!(plan.workers.iter().all(|worker| !worker.env.contains_key("UCX_NET_DEVICES")));
+        assert!(transports(&plan).contains(&"rc"), "UCX uses them");
+        let why = plan.workers[0].why.iter().find(|why| why.choice == "nic").expect("a reason");
+        assert!(
+            why.reason.starts_with("nobody tells where the DMA functions of ibP2p3s0"),
+            "{why:?}"
+        );
+        let noted = |words: &str| plan.notes.iter().any(|note| note.text.contains(words));
+        assert!(noted("nothing is pinned: UCX finds them itself from 1.20 on"), "{:?}", plan.notes);
+    }
+    // One of them is enough, because any GPU could be beside it.
+    let mut one = machine("gb300-nvl72-tray");
+    one.nics[3].dma = Some(DmaFunction::default());
+    one.links = one.derive_links();
+    assert!(nics(&made(&one, "ucx: {infiniband: true}\n")).is_empty());
+    // Whoever names a NIC gets it, and nobody is bothered who asks for none.
+    let named = "ucx: {infiniband: true, net_devices: ['ibp3s0:1']}\n";
+    assert_eq!(nics(&made(&untold(), named)).len(), 4);
+    let plain = made(&untold(), "ucx: {nvlink: true}\n");
+    assert!(!plain.notes.iter().any(|note| note.text.contains("DMA")), "{:?}", plain.notes);
+}
+
+#[test]
+fn a_ucx_that_does_not_use_dma_functions_is_noted() {
+    let noted = |version: &str| {
+        let text = format!("ucx: {{infiniband: true, version: '{version}'}}\n");
+        let plan = made(&machine("gb300-nvl72-tray"), &text);
+        assert_eq!(nics(&plan).len(), 4);
+        plan.notes
+            .iter()
+            .any(|note| note.text.starts_with("UCX 1.19 does not use the DMA functions"))
+    };
+    assert!(noted("1.19") && !noted("1.20"));
 }

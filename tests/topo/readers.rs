@@ -1,7 +1,8 @@
 //! What each foreign form says, read from files of our own in that form (`tests/topo/readers/`); a person
 //! has reviewed what was read.
 
-use cuda_cluster::topology::{Device, ParseError, Topology, builtin, parse};
+use cuda_cluster::ids::GpuIndex;
+use cuda_cluster::topology::{Device, LinkKind, ParseError, Topology, builtin, parse};
 
 const HWLOC: &str = include_str!("readers/hwloc-2.xml");
 const NCCL: &str = include_str!("readers/nccl.xml");
@@ -141,6 +142,47 @@ fn the_only_port_of_a_device_is_its_first_whatever_nccl_counted() {
     let topology = read(&NCCL.replace("port=\"1\" latency", "port=\"3\" latency"));
     let ports: Vec<u32> = topology.nics[0].ports.iter().map(|port| port.port).collect();
     assert_eq!(ports, [1]);
+}
+
+/// A machine as NCCL dumps it: a GPU behind two switches, and beside the inner one the DMA function
+/// of a NIC that lies elsewhere.
+fn with_dma_functions(own: &str) -> String {
+    let net = |name: &str| {
+        format!("<nic><net name=\"{name}\" dev=\"0\" speed=\"800000\" port=\"1\" gdr=\"1\"/></nic>")
+    };
+    let (dma, alone) = (net("mlx5_0_dma"), net("mlx5_0"));
+    let own = own.replace("NET", &alone);
+    format!(
+        "<system version=\"1\"><cpu numaid=\"0\" affinity=\"ff\">\
+         <pci busid=\"0009:01:00.0\" class=\"0x060400\">\
+         <pci busid=\"0009:03:00.0\" class=\"0x080000\">{dma}</pci>\
+         <pci busid=\"0009:04:00.0\" class=\"0x060400\">\
+         <pci busid=\"0009:06:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"103\"/></pci></pci></pci>{own}\
+         </cpu></system>"
+    )
+}
+
+#[test]
+fn nccls_device_of_a_dma_function_is_its_nic() {
+    let alone = read(&with_dma_functions(""));
+    assert_eq!(alone.nics.len(), 1);
+    let nic = &alone.nics[0];
+    assert_eq!((nic.name.as_str(), nic.pci, nic.numa), ("mlx5_0", None, None), "{nic:?}");
+    let dma = nic.dma.as_ref().expect("a DMA function");
+    assert_eq!(dma.pci.map(|pci| pci.to_string()).as_deref(), Some("0009:03:00.0"));
+    assert_eq!(nic.ports[0].rate_gbps, Some(800.0));
+    // NCCL_IB_DATA_DIRECT=2 lists both.
+    let both =
+        read(&with_dma_functions("<pci busid=\"0000:03:00.0\" class=\"0x020700\">NET</pci>"));
+    assert_eq!(both.nics.len(), 1);
+    let place = both.nics[0].pci.map(|pci| pci.to_string());
+    assert_eq!(place.as_deref(), Some("0000:03:00.0"));
+    for topology in [&alone, &both] {
+        let link = topology.links.between(Device::Gpu(GpuIndex(0)), Device::Nic(0));
+        assert_eq!(link, Some(LinkKind::Pxb));
+        let again = read(&topology.to_nccl().expect("written"));
+        assert_eq!((&again.nics, &again.links), (&topology.nics, &topology.links));
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::sysfs::{Host, Place, Role};
 use cuda_cluster_model::cpuset::CpuSet;
 use cuda_cluster_model::ids::{GpuIndex, NumaId, PciAddress};
 use cuda_cluster_model::topology::{
-    Bridge, Device, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
+    Bridge, Device, DmaFunction, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
 };
 
 /// The topology of the machine.
@@ -291,6 +291,11 @@ fn placed_nic(
     bridges: &mut Bridges,
     notes: &mut Vec<Note>,
 ) -> Nic {
+    let dma = nic.dma.map(|dma| {
+        let place = dma.pci.and_then(|address| host.pci.place(address)).unwrap_or_default();
+        DmaFunction { parent: bridges.add(place.above), ..dma }
+    });
+    let nic = Nic { dma, ..nic };
     let Some(place) = nic.pci.and_then(|address| host.pci.place(address)) else { return nic };
     notes.extend(slow_link(&nic.name, &place, Idle::KeepsSpeed));
     let numa = near.of_device(&place);

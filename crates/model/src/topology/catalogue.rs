@@ -24,6 +24,7 @@ const FILES: &[(&str, &str)] = files![
     "dgx-h100",
     "dgx-station-a100",
     "gb200-nvl72-tray",
+    "gb300-nvl72-tray",
     "gh200",
     "ibm-ac922",
     "l40s-8",
