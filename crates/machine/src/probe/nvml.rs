@@ -101,7 +101,12 @@ fn device<'nvml>(
     let uuid = asked.must("UUID", device.uuid())?;
     let pci = asked.must("PCI address", device.pci_info())?;
     let capability = asked.must("compute capability", device.cuda_compute_capability())?;
-    let memory = asked.must("memory", device.memory_info())?;
+    // A GPU that has none of its own, but the host's (GB10), supports the question not; dask-cuda
+    // knows such by the same answer.
+    let memory = match device.memory_info() {
+        Err(NvmlError::NotSupported) => None,
+        told => asked.must("memory", told)?,
+    };
     let mig_mode = asked.may("MIG mode", device.mig_mode())?.map(|mode| mode.current == 1);
     let memory_bytes = memory.map(|memory| memory.total);
     let mig = match mig_mode {
