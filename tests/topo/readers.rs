@@ -54,6 +54,34 @@ fn hwloc_3_has_bits_for_the_kinds_of_devices() {
 }
 
 #[test]
+fn hwloc_does_not_tell_whose_a_dma_function_is() {
+    let os = |name: &str| format!("<object type=\"OSDev\" name=\"{name}\" osdev_type=\"3\"/>");
+    let device = |busid: &str, kind: &str, inside: &str| {
+        format!(
+            "<object type=\"Bridge\" bridge_type=\"0-1\" bridge_pci=\"{}:[00-0f]\"><object type=\"PCIDev\" \
+             pci_busid=\"{busid}\" pci_type=\"{kind}\">{inside}</object></object>",
+            &busid[..4]
+        )
+    };
+    let machine = |dma: &str| {
+        let nic = device("0000:03:00.0", "0207 [15b3:1023]", &os("mlx5_0"));
+        let other = device("0006:01:00.0", "0200 [15b3:a2dc]", &os("mlx5_1"));
+        read(&format!(
+            "<topology version=\"2.0\"><object type=\"Machine\" cpuset=\"0xff\">{nic}{other}{dma}\
+             </object></topology>"
+        ))
+    };
+    let untold = machine(&device("0009:03:00.0", "0880 [15b3:2100]", ""));
+    assert_eq!(
+        untold.nics.iter().map(|nic| nic.dma_is_untold()).collect::<Vec<_>>(),
+        [true, false]
+    );
+    let note = untold.notes.iter().find(|note| note.about == "nics").expect("a note");
+    assert_eq!(note.text, "no object tells whose the DMA functions are: 0009:03:00.0");
+    assert!(machine("").nics.iter().all(|nic| nic.dma.is_none()));
+}
+
+#[test]
 fn hwloc_1_lists_sockets_and_no_only_node() {
     let text = "<topology><object type=\"Machine\" cpuset=\"0xff\" local_memory=\"4096\">\
                 <object type=\"Socket\" os_index=\"3\" cpuset=\"0xff\">\
