@@ -8,7 +8,7 @@ use std::fs;
 use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::ids::GpuIndex;
 use cuda_cluster::probe::{self, Libraries, Options};
-use cuda_cluster::topology::{self, Device, DmaFunction, LinkKind, Topology};
+use cuda_cluster::topology::{self, Device, DmaFunction, LinkKind, Nic, Topology};
 
 use crate::fake_machine::{FakeMachine, random};
 use proptest::prelude::*;
@@ -220,6 +220,28 @@ fn an_odd_machine_is_seen_as_it_is_described() {
             "mlx5_9: its PCIe link runs at 8 GT/s ×16 now; it can do 16 GT/s ×16",
         ]
     );
+}
+
+proptest! {
+    #[test]
+    fn a_nic_is_as_near_as_the_nearer_of_its_functions(
+        bytes in proptest::collection::vec(any::<u8>(), 97)
+    ) {
+        let machine = random::machine(&mut random::Dice::new(&bytes));
+        let (mut own, mut moved) = (machine.clone(), machine.clone());
+        for (own, moved) in own.nics.iter_mut().zip(&mut moved.nics) {
+            if let Some(dma) = own.dma.take() {
+                *moved = Nic { parent: dma.parent, numa: None, dma: None, ..moved.clone() };
+            }
+        }
+        let (own, moved) = (own.derive_links(), moved.derive_links());
+        for (a, b, kind) in machine.links.iter() {
+            let between_both = matches!((a, b), (Device::Gpu(_), Device::Nic(_)));
+            let nearer = own.between(a, b).into_iter().chain(moved.between(a, b)).min();
+            let expected = if between_both { nearer } else { own.between(a, b) };
+            prop_assert_eq!(Some(kind), expected, "{} {}", a, b);
+        }
+    }
 }
 
 proptest! {

@@ -10,7 +10,7 @@ use super::engine::EnginePlan;
 use super::exposed::is_loopback;
 use super::form::{Binding, Plan};
 use super::memory::LEAST_HOST_LIMIT;
-use super::variables::{NET_DEVICES, TLS, is_rdma};
+use super::variables::{NET_DEVICES, TLS, is_rdma, may_use_tcp};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::spec::MemoryPolicy;
 use crate::topology::Note;
@@ -110,7 +110,8 @@ fn listen_here(plan: &mut Plan) {
     }
     let scheduler = plan.scheduler.iter_mut().map(|scheduler| &mut scheduler.env);
     let workers = plan.workers.iter_mut().map(|worker| &mut worker.env);
-    for env in scheduler.chain(workers).chain([&mut plan.client_env]) {
+    let all = scheduler.chain(workers).chain([&mut plan.client_env]);
+    for env in all.filter(|env| may_use_tcp(env)) {
         env.entry(NET_DEVICES.to_owned()).or_insert_with(|| "lo".to_owned());
     }
 }
@@ -325,8 +326,9 @@ mod tests {
             let distinct: BTreeSet<Option<String>> = devices.collect();
             distinct.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>().join(" and ")
         };
+        assert_eq!(devices("version: 1\n"), "", "nothing listens");
         for local in [
-            "version: 1\n",
+            "version: 1\nucx: {tcp: true}\n",
             "version: 1\nucx: {tcp: true, infiniband: true}\n",
             "version: 1\nucx: {tcp: true, infiniband: true, net_devices: none}\n",
             "version: 1\nengine: dask\ndask: {protocol: ucxx}\n",

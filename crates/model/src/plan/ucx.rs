@@ -12,7 +12,8 @@ use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
 use super::variables::{
-    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_rdma, is_used, protocol,
+    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_rdma, is_used, may_use_tcp,
+    protocol,
 };
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
@@ -363,10 +364,7 @@ fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
     if engine == EngineKind::Command || !is_used(situation.spec, engine) {
         return;
     }
-    let list = variables.env.get(TLS).map_or("all", String::as_str);
-    let (names, listed) = list.strip_prefix('^').map_or((list, true), |names| (names, false));
-    let names_tcp = names.split(',').any(|name| matches!(name.trim(), "tcp" | "all"));
-    if names_tcp != listed {
+    if !may_use_tcp(&variables.env) {
         return;
     }
     let devices = variables.env.get(NET_DEVICES).map(String::as_str);
