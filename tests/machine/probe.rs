@@ -110,7 +110,7 @@ fn dma_functions_are_known_by_the_card_that_their_data_name() {
     });
     assert_eq!(dma(&seen, 3), untold);
     assert_eq!(dma(&seen, 0), dma(&whole, 0), "it names a function that says the same");
-    let text = "whose of ibp3s0 the DMA functions beside GPUs are";
+    let text = "which of ibp3s0 has which of the DMA functions beside GPUs";
     assert!(note.is_some_and(|note| note.starts_with(text) && note.ends_with("do not tell it")));
     // None at all, as in a container with a sysfs of its own.
     let (seen, note) = spoiled_data(|fake| {

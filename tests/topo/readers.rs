@@ -58,8 +58,8 @@ fn hwloc_does_not_tell_whose_a_dma_function_is() {
     let os = |name: &str| format!("<object type=\"OSDev\" name=\"{name}\" osdev_type=\"3\"/>");
     let device = |busid: &str, kind: &str, inside: &str| {
         format!(
-            "<object type=\"Bridge\" bridge_type=\"0-1\" bridge_pci=\"{}:[00-0f]\"><object type=\"PCIDev\" \
-             pci_busid=\"{busid}\" pci_type=\"{kind}\">{inside}</object></object>",
+            "<object type=\"Bridge\" bridge_type=\"0-1\" bridge_pci=\"{}:[00-0f]\">\
+             <object type=\"PCIDev\" pci_busid=\"{busid}\" pci_type=\"{kind}\">{inside}</object></object>",
             &busid[..4]
         )
     };
@@ -185,7 +185,8 @@ fn with_dma_functions(own: &str) -> String {
          <pci busid=\"0009:01:00.0\" class=\"0x060400\">\
          <pci busid=\"0009:03:00.0\" class=\"0x080000\">{dma}</pci>\
          <pci busid=\"0009:04:00.0\" class=\"0x060400\">\
-         <pci busid=\"0009:06:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"103\"/></pci></pci></pci>{own}\
+         <pci busid=\"0009:06:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"103\"/></pci>\
+         </pci></pci>{own}\
          </cpu></system>"
     )
 }

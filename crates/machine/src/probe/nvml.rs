@@ -103,8 +103,8 @@ fn device<'nvml>(
     let uuid = asked.must("UUID", device.uuid())?;
     let pci = asked.must("PCI address", device.pci_info())?;
     let capability = asked.must("compute capability", device.cuda_compute_capability())?;
-    // A GPU that has none of its own, but the host's (GB10), supports the question not; dask-cuda
-    // knows such by the same answer.
+    // A GPU that has no memory of its own but the host's (GB10) does not support the question;
+    // dask-cuda knows such GPUs by the same answer.
     let memory = match device.memory_info() {
         Err(NvmlError::NotSupported) => None,
         told => asked.must("memory", told)?,

@@ -98,13 +98,14 @@ impl Untold {
         let places: Vec<String> = functions.map(ToString::to_string).collect();
         let why = match self.roots {
             true => {
-                "which root alone may read: 'topo -o yaml' of root's writes a file that knows it, \
-                 for --topology"
+                "which root alone may read: as root, 'topo -o yaml' writes a file for --topology \
+                 that has it"
             }
             false => "which do not tell it",
         };
         let text = format!(
-            "whose of {} the DMA functions beside GPUs are ({}) is in the vital product data, {why}",
+            "which of {} has which of the DMA functions beside GPUs ({}) is in their vital product \
+             data, {why}",
             self.names.join(", "),
             places.join(", ")
         );
@@ -152,8 +153,8 @@ mod tests {
             untold.add("mlx5_1", [&card("a"), &card("b")]);
             untold.note([place(8), place(9)].iter()).expect("a note").to_string()
         };
-        let begins = "nics: whose of mlx5_0, mlx5_1 the DMA functions beside GPUs are \
-                      (0008:03:00.0, 0009:03:00.0) is in the vital product data, which";
+        let begins = "nics: which of mlx5_0, mlx5_1 has which of the DMA functions beside GPUs \
+                      (0008:03:00.0, 0009:03:00.0) is in their vital product data, which";
         let roots = note(told(ErrorKind::PermissionDenied));
         assert!(roots.starts_with(begins) && roots.contains("root alone may read"), "{roots}");
         let broken = note(told(ErrorKind::NotFound));

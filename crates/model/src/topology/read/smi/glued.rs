@@ -94,7 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_the_word_and_no_part_is_parted_again(text in "(X|SYS|PIX|NV|NIC|[0-9]|-|N/A|z|ä){0,8}") {
+        fn parts_are_the_word_and_no_part_is_parted_again(
+            text in "(X|SYS|PIX|NV|NIC|[0-9]|-|N/A|z|ä){0,8}"
+        ) {
             let line = text.clone();
             let (parts, _) = parted(words(&line));
             let joined: String = parts.iter().map(|word| word.text).collect();
