@@ -3,8 +3,8 @@
 use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::ids::{GpuIndex, NumaId, PciAddress};
 use cuda_cluster::topology::{
-    Bridge, BridgeKind, Gpu, LinkLayer, Nic, NumaNode, NvLink, NvLinkPeer, PcieLink, Port,
-    PortState, Topology,
+    Bridge, BridgeKind, DmaFunction, Gpu, LinkLayer, Nic, NumaNode, NvLink, NvLinkPeer, PcieLink,
+    Port, PortState, Topology,
 };
 
 /// Draws small numbers from given bytes, so that a test case can be shrunk.
@@ -38,6 +38,7 @@ pub fn machine(dice: &mut Dice<'_>) -> Topology {
         builder.host_bridge(dice);
     }
     builder.nvlinks(dice);
+    builder.dma_functions(dice);
     builder.machine.links = builder.machine.derive_links();
     builder.machine
 }
@@ -167,6 +168,20 @@ impl Builder {
                 parent: Some(port.to_owned()),
                 ..Nic::default()
             });
+        }
+    }
+
+    /// For some NICs one beside a GPU, whichever.
+    fn dma_functions(&mut self, dice: &mut Dice<'_>) {
+        let beside: Vec<Option<String>> =
+            self.machine.gpus.iter().map(|gpu| gpu.parent.clone()).collect();
+        for at in 0..self.machine.nics.len() {
+            if beside.is_empty() || !dice.chance(3) {
+                continue;
+            }
+            let gpu = usize::try_from(dice.below(255)).map_or(0, |gpu| gpu % beside.len());
+            let (pci, parent) = (Some(self.address()), beside[gpu].clone());
+            self.machine.nics[at].dma = Some(DmaFunction { pci, parent });
         }
     }
 

@@ -123,7 +123,8 @@ impl Tree<'_> {
     fn nic(&self, nic: &Nic) -> io::Result<()> {
         let folder = match nic.pci {
             Some(address) => {
-                let (class, vendor, device) = (0x02_0700, 0x15b3, 0x1021);
+                let device = if nic.dma.is_some() { CONNECTX_8 } else { 0x1021 };
+                let (class, vendor) = (0x02_0700, 0x15b3);
                 let what = Function { class, vendor, device, driver: "mlx5_core" };
                 let path = self.function(address, self.below(nic.parent.as_deref()), &what)?;
                 let cpus = nic.numa.and_then(|id| self.machine.numa_node(id)?.cpus.as_ref());
@@ -133,6 +134,7 @@ impl Tree<'_> {
             }
             None => self.root.join("devices/virtual"),
         };
+        self.dma_function(nic, &folder)?;
         let device = folder.join("infiniband").join(&nic.name);
         fs::create_dir_all(&device)?;
         if let Some(address) = nic.pci {
@@ -143,6 +145,22 @@ impl Tree<'_> {
             self.port(nic, port, &folder, &device)?;
         }
         Ok(())
+    }
+
+    /// A NIC's DMA function, and the vital product data by which the two are known to be one card's.
+    fn dma_function(&self, nic: &Nic, own: &Path) -> io::Result<()> {
+        let Some((dma, address)) = nic.dma.as_ref().and_then(|dma| Some((dma, dma.pci?))) else {
+            return Ok(());
+        };
+        // Two NICs of one card share it.
+        if !self.root.join(format!("bus/pci/devices/{address}")).exists() {
+            let (class, vendor, device) = (0x08_0000, 0x15b3, 0x2100);
+            let what = Function { class, vendor, device, driver: "mlx5_core" };
+            let path = self.function(address, self.below(dma.parent.as_deref()), &what)?;
+            self.locality(&path, self.machine.ancestry().numa(dma.parent.as_deref()), None)?;
+            fs::write(path.join("vpd"), vpd(address))?;
+        }
+        fs::write(own.join("vpd"), vpd(address))
     }
 
     /// An entry in `class`.
@@ -216,6 +234,26 @@ impl Tree<'_> {
         }
         Ok(())
     }
+}
+
+/// The PCI device number of a ConnectX-8.
+const CONNECTX_8: u16 = 0x1023;
+
+/// Vital product data of a card that is named after its DMA function: its name, its part number and
+/// its UUID.
+fn vpd(card: PciAddress) -> Vec<u8> {
+    let word = |name: &str, value: &str| {
+        let length = u8::try_from(value.len()).expect("a short value");
+        [name.as_bytes(), &[length], value.as_bytes()].concat()
+    };
+    let PciAddress { domain, bus, device, function } = card;
+    let uuid = format!("{domain:08x}{bus:08x}{device:08x}{function:08x}");
+    let resource = |tag: u8, content: &[u8]| {
+        let length = u16::try_from(content.len()).expect("a short resource").to_le_bytes();
+        [&[tag], &length[..], content].concat()
+    };
+    let words = [word("PN", "900-9X81E-00EX-ST0"), word("V3", &uuid)].concat();
+    [resource(0x82, b"ConnectX-8 SuperNIC"), resource(0x90, &words), vec![0x78]].concat()
 }
 
 /// The number before the word in a port's `state`.

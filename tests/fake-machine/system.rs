@@ -3,11 +3,13 @@
 //!
 //! Written as the kernel writes it (`fs/proc/base.c`, Documentation/admin-guide/…).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use cuda_cluster::ids::PciAddress;
 use cuda_cluster::topology::{LinkLayer, Topology};
 
 /// Writes it below `root`, where sysfs and procfs are already.
@@ -18,7 +20,7 @@ pub fn write(machine: &Topology, root: &Path) -> io::Result<()> {
     namespaces(root)?;
     memory(machine, root)?;
     driver(machine, root)?;
-    functions(root)?;
+    functions(machine, root)?;
     adapters(machine, root)
 }
 
@@ -114,12 +116,19 @@ fn driver(machine: &Topology, root: &Path) -> io::Result<()> {
     file(root, "sys/module/nvidia/version", &format!("{version}\n"))
 }
 
-/// Each function is in a group of its own, which the IOMMU passes through.
-fn functions(root: &Path) -> io::Result<()> {
+/// Each function is in a group of its own, which the IOMMU passes through; where a GPU is beside a
+/// DMA function, the whole domain is one group (rdma-core, `rdma_topo`).
+fn functions(machine: &Topology, root: &Path) -> io::Result<()> {
+    let dma = machine.nics.iter().filter_map(|nic| nic.dma.as_ref()?.pci);
+    let joint: BTreeSet<u32> = dma.map(|pci| pci.domain).collect();
+    let mut group_of: BTreeMap<u32, usize> = BTreeMap::new();
     let mut entries: Vec<_> =
         fs::read_dir(root.join("sys/bus/pci/devices"))?.collect::<Result<_, _>>()?;
     entries.sort_by_key(fs::DirEntry::file_name);
-    for (group, entry) in entries.iter().enumerate() {
+    for (at, entry) in entries.iter().enumerate() {
+        let place = entry.file_name().to_str().and_then(|name| name.parse::<PciAddress>().ok());
+        let domain = place.map(|place| place.domain).filter(|domain| joint.contains(domain));
+        let group = domain.map_or(at, |domain| *group_of.entry(domain).or_insert(at));
         let folder = format!("sys/kernel/iommu_groups/{group}");
         file(root, &format!("{folder}/type"), "identity\n")?;
         let path = entry.path().canonicalize()?;

@@ -6,7 +6,7 @@ use crate::fake_machine;
 use std::fs;
 use std::process::Output;
 
-use cuda_cluster::ids::GpuIndex;
+use cuda_cluster::ids::{GpuIndex, NumaId};
 use cuda_cluster::topology::{self, Device, LinkKind, Topology};
 
 use crate::fake_machine::FakeMachine;
@@ -156,10 +156,9 @@ fn calls_that_are_not_supported_leave_facts_unknown_and_notes() {
     assert_eq!((gpu.memory_bytes, &gpu.uuid, gpu.nvlinks.len()), (None, &None, 0));
     assert_eq!(gpu.cpus.as_ref().unwrap().to_string(), "0-31,64-95");
     let unavailable = "the requested operation is not available on the target device";
-    let expected = (0..4).flat_map(|gpu| {
-        ["UUID", "memory"]
-            .map(|fact| format!("GPU{gpu}: NVML does not tell its {fact}: {unavailable}"))
-    });
+    // Memory that is not told is the host's.
+    let expected =
+        (0..4).map(|gpu| format!("GPU{gpu}: NVML does not tell its UUID: {unavailable}"));
     assert_eq!(notes(&seen), expected.collect::<Vec<_>>());
 }
 
@@ -230,6 +229,78 @@ fn without_sysfs_nvml_tells_paths_cpus_and_pcie_generation() {
     }
     let paths = "links: the PCI paths of 28 pairs of GPUs are those that NVML names";
     assert!(notes(&seen).iter().any(|note| note == paths), "{:?}", notes(&seen));
+}
+
+/// The machine as NVML describes it: two pairs of GPUs behind a switch each, on other NUMA nodes
+/// than the kernel has them.
+fn nvml_of_switches(numa: [u32; 4]) -> Topology {
+    let mut machine = builtin("l40s-8");
+    machine.gpus.truncate(4);
+    machine.links = topology::Links::default();
+    for (at, numa) in numa.into_iter().enumerate() {
+        machine.gpus[at].numa = Some(NumaId(numa));
+        let node = machine.numa_node(NumaId(numa)).unwrap();
+        machine.gpus[at].cpus = node.cpus.clone();
+    }
+    let gpu = |index| Device::Gpu(GpuIndex(index));
+    for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
+        let beside = (a, b) == (0, 1) || (a, b) == (2, 3);
+        machine.links.set(gpu(a), gpu(b), if beside { LinkKind::Pix } else { LinkKind::Sys });
+    }
+    machine
+}
+
+#[test]
+fn without_sysfs_nvmls_level_stands_where_numa_nodes_differ_and_says_so() {
+    let nvml = nvml_of_switches([0, 1, 1, 1]);
+    let seen = spoiled("l40s-8", |fake| {
+        let nowhere = tempfile::tempdir().unwrap();
+        let mut command = fake.with_nvml_of(&nvml).unwrap().command();
+        let output = command.args(["topo", "-o", "json"]).env("CUDA_CLUSTER_SYSFS", nowhere.path());
+        topology::parse(&String::from_utf8(output.output().unwrap().stdout).unwrap()).unwrap()
+    });
+    assert_eq!(seen.links, nvml.links);
+    let said = notes(&seen);
+    let text = "links: NVML's PCI paths stand, though the NUMA nodes differ: GPU0 to GPU1";
+    assert!(said.iter().any(|note| note == text), "{said:?}");
+}
+
+#[test]
+fn nvmls_level_stands_where_every_gpu_has_a_root_of_its_own() {
+    let mut flat = nvml_of_switches([0, 1, 1, 1]);
+    let links = std::mem::take(&mut flat.links);
+    flat.bridges.clear();
+    for gpu in &mut flat.gpus {
+        // As a hypervisor gives them: each in a domain of its own.
+        let domain = 0x100 + gpu.index.0;
+        gpu.pci = format!("{domain:04x}:00:00.0").parse().ok();
+        let id = format!("pci{domain:04x}:00");
+        gpu.parent = Some(id.clone());
+        let kind = topology::BridgeKind::Host;
+        let numa = gpu.numa;
+        flat.bridges.push(topology::Bridge {
+            id,
+            parent: None,
+            kind,
+            numa,
+            package: None,
+            pcie: None,
+        });
+    }
+    flat.nics.clear();
+    let nvml = Topology { links: links.clone(), ..flat.clone() };
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeMachine::write(&flat, dir.path()).unwrap().with_nvml_of(&nvml).unwrap();
+    let seen = fake.seen();
+    let gpu = |index| Device::Gpu(GpuIndex(index));
+    let link = |a, b| seen.links.between(gpu(a), gpu(b));
+    assert_eq!((link(0, 1), link(2, 3)), (Some(LinkKind::Pix), Some(LinkKind::Pix)));
+    // NVML says no more than sysfs does.
+    assert_eq!((link(0, 2), link(1, 2)), (Some(LinkKind::Sys), Some(LinkKind::Node)));
+    let said = notes(&seen);
+    let text = "links: NVML names nearer PCI paths than sysfs shows, which are taken: GPU0 to GPU1 PIX \
+                instead of SYS, GPU2 to GPU3 PIX instead of NODE";
+    assert!(said.iter().any(|note| note == text), "{said:?}");
 }
 
 #[test]

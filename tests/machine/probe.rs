@@ -6,8 +6,9 @@ use crate::fake_machine;
 use std::fs;
 
 use cuda_cluster::cpuset::CpuSet;
+use cuda_cluster::ids::GpuIndex;
 use cuda_cluster::probe::{self, Libraries, Options};
-use cuda_cluster::topology::{self, Topology};
+use cuda_cluster::topology::{self, Device, DmaFunction, LinkKind, Nic, Topology};
 
 use crate::fake_machine::{FakeMachine, random};
 use proptest::prelude::*;
@@ -83,6 +84,46 @@ fn an_ordinary_user_sees_the_same_tree_as_root() {
         }
         assert_seen_as_described(&fake.seen(), &described);
     }
+}
+
+/// The tray as it is seen after its vital product data were spoiled, and the note about them.
+fn spoiled_data(spoil: impl Fn(&FakeMachine)) -> (Topology, Option<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeMachine::write(&builtin("gb300-nvl72-tray"), dir.path()).unwrap();
+    spoil(&fake);
+    let seen = fake.seen();
+    let note = seen.notes.iter().find(|note| note.text.contains("vital product data"));
+    let note = note.map(|note| note.text.clone());
+    (seen, note)
+}
+
+#[test]
+fn dma_functions_are_known_by_the_card_that_their_data_name() {
+    let dma = |seen: &Topology, at: usize| seen.nics[at].dma.clone();
+    let untold = Some(DmaFunction::default());
+    let (whole, note) = spoiled_data(|_| {});
+    let described = builtin("gb300-nvl72-tray");
+    assert_eq!((&whole.nics, note), (&described.nics, None));
+    // A file that is there and says nothing.
+    let (seen, note) = spoiled_data(|fake| {
+        fs::write(fake.function("0009:03:00.0").join("vpd"), [0x90, 0xff, 0xff, b'V']).unwrap();
+    });
+    assert_eq!(dma(&seen, 3), untold);
+    assert_eq!(dma(&seen, 0), dma(&whole, 0), "it names a function that says the same");
+    let text = "which of ibp3s0 has which of the DMA functions beside GPUs";
+    assert!(note.is_some_and(|note| note.starts_with(text) && note.ends_with("do not tell it")));
+    // None at all, as in a container with a sysfs of its own.
+    let (seen, note) = spoiled_data(|fake| {
+        for nic in ["0000:03:00.0", "0002:03:00.0", "0010:03:00.0", "0012:03:00.0"] {
+            fs::remove_file(fake.function(nic).join("vpd")).unwrap();
+        }
+    });
+    assert!((0..4).all(|at| dma(&seen, at) == untold));
+    assert!(note.is_some());
+    // The way to the GPU is then the NIC's own.
+    let gpu = Device::Gpu(GpuIndex(1));
+    assert_eq!(whole.links.between(gpu, Device::Nic(3)), Some(LinkKind::Pxb));
+    assert_eq!(seen.links.between(gpu, Device::Nic(3)), Some(LinkKind::Node));
 }
 
 #[test]
@@ -179,6 +220,28 @@ fn an_odd_machine_is_seen_as_it_is_described() {
             "mlx5_9: its PCIe link runs at 8 GT/s ×16 now; it can do 16 GT/s ×16",
         ]
     );
+}
+
+proptest! {
+    #[test]
+    fn a_nic_is_as_near_as_the_nearer_of_its_functions(
+        bytes in proptest::collection::vec(any::<u8>(), 97)
+    ) {
+        let machine = random::machine(&mut random::Dice::new(&bytes));
+        let (mut own, mut moved) = (machine.clone(), machine.clone());
+        for (own, moved) in own.nics.iter_mut().zip(&mut moved.nics) {
+            if let Some(dma) = own.dma.take() {
+                *moved = Nic { parent: dma.parent, numa: None, dma: None, ..moved.clone() };
+            }
+        }
+        let (own, moved) = (own.derive_links(), moved.derive_links());
+        for (a, b, kind) in machine.links.iter() {
+            let between_both = matches!((a, b), (Device::Gpu(_), Device::Nic(_)));
+            let nearer = own.between(a, b).into_iter().chain(moved.between(a, b)).min();
+            let expected = if between_both { nearer } else { own.between(a, b) };
+            prop_assert_eq!(Some(kind), expected, "{} {}", a, b);
+        }
+    }
 }
 
 proptest! {

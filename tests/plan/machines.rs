@@ -145,6 +145,66 @@ fn published_machines() {
         compact(&machine("gb200-nvl72-tray"), &spec(NEAREST))
     );
     right!(
+        "gb300",
+        "Each GPU the ConnectX-8 whose DMA function is beside it, crosswise, not by order of names.",
+        compact(&machine("gb300-nvl72-tray"), &spec(NEAREST))
+    );
+    right!(
+        "p5",
+        "Four EFAs beside each GPU: the first of its own; 'srd' for them, which have no 'rc'.",
+        compact(&machine("aws-p5"), &spec(NEAREST))
+    );
+    right!(
+        "p5-stripe",
+        "All four EFAs of each GPU, and as many rails.",
+        compact(
+            &machine("aws-p5"),
+            &spec("ucx: {nvlink: true, infiniband: true, net_devices: stripe}\n")
+        )
+    );
+    right!(
+        "p6-b200",
+        "One EFA of 400 Gbit/s for each GPU.",
+        compact(&machine("aws-p6-b200"), &spec(NEAREST))
+    );
+    right!(
+        "hgx-b200",
+        "The adapter below the GPU's own switch (PIX).",
+        compact(&machine("hgx-b200"), &spec(NEAREST))
+    );
+    right!(
+        "hgx-b300",
+        "The ConnectX-8 whose own switch the GPU is below (PXB); no DMA functions here.",
+        compact(&machine("hgx-b300"), &spec(NEAREST))
+    );
+    right!(
+        "a3-ultra",
+        "Two GPUs and two adapters below each switch: one each, in their order.",
+        compact(&machine("gcp-a3-ultra"), &spec(NEAREST))
+    );
+    right!("a4", "As A3 Ultra.", compact(&machine("gcp-a4"), &spec(NEAREST)));
+    right!(
+        "a3-mega",
+        "Its interfaces are no RDMA devices: nothing is pinned, and no 'rc', which is said.",
+        compact(&machine("gcp-a3-mega"), &spec(NEAREST))
+    );
+    right!(
+        "rtx-pro-6000-8",
+        "Two GPUs share the adapter of their switch; they have no NVLink, which is said.",
+        compact(&machine("rtx-pro-6000-8"), &spec(NEAREST))
+    );
+    right!(
+        "rtx-4090-8",
+        "Nothing but PCIe through the CPUs; both things asked for are missing, which is said.",
+        compact(&machine("rtx-4090-8"), &spec(NEAREST))
+    );
+    right!(
+        "dgx-spark",
+        "Both PCIe devices are equally near; one active port; no device limit, the memory is the host's.",
+        compact(&machine("dgx-spark"), &spec(FABRIC))
+    );
+    right!("laptop", "One GPU, all CPUs, no NIC.", compact(&machine("laptop"), &spec("")));
+    right!(
         "p4d",
         "Four EFAs for eight GPUs; that they have no 'rc' is said, for it was asked for.",
         compact(&machine("aws-p4d"), &spec(NEAREST))

@@ -13,5 +13,6 @@ mod keys;
 mod laws;
 mod machines;
 mod nics;
+mod rdma;
 mod reasons;
 mod values;

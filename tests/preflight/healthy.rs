@@ -15,7 +15,9 @@ fn nothing_is_said_of_any_built_in_machine() {
 
 #[test]
 fn nothing_is_said_of_them_with_everything_asked_for() {
-    for name in ["dgx-h100", "dgx-b200", "gb200-nvl72-tray", "gh200", "azure-ndv5"] {
+    for name in
+        ["dgx-h100", "dgx-b200", "gb200-nvl72-tray", "gb300-nvl72-tray", "gh200", "azure-ndv5"]
+    {
         let said = on(name).asked(&["--enable-nvlink", "--enable-infiniband"]).doctor();
         assert!(said.bad().is_empty(), "{name}: {:#?}", said.bad());
     }

@@ -40,7 +40,14 @@ fn the_dgx_1_prints_its_published_matrix() {
 
 #[test]
 fn machines_of_many_kinds_print_their_matrix() {
-    for name in ["dgx-h100", "dgx-station-a100", "ibm-ac922", "gb200-nvl72-tray", "dgx-a100-mig"] {
+    for name in [
+        "dgx-h100",
+        "dgx-station-a100",
+        "ibm-ac922",
+        "gb200-nvl72-tray",
+        "gb300-nvl72-tray",
+        "dgx-a100-mig",
+    ] {
         insta::assert_snapshot!(name, stdout(topo(&["--topology", name])));
     }
 }
@@ -74,6 +81,10 @@ fn a_bad_document_is_refused_with_line_column_and_key() {
             "line 4, column 13: gpus[1].index: ",
         ),
         ("version: 1\ngpus:\n  - {index: 0, parent: b}\n", "gpus[0].parent: no bridge \"b\""),
+        (
+            "version: 1\nnics:\n  - {name: a, pci: null, numa: null, dma: {parent: b}}\n",
+            "nics[0].dma.parent: no bridge \"b\"",
+        ),
         (
             "version: 1\ngpus: [{index: 0}]\nlinks: [{a: GPU0, b: NIC0, kind: PIX}]\n",
             "line 3, column 8: links: a link to NIC0, but there is no NIC0",

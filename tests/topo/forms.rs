@@ -131,7 +131,9 @@ fn pictures_and_graphs_are_well_formed_and_show_every_device() {
 
 #[test]
 fn trees_are_as_people_draw_them() {
-    for name in ["dgx-1-v100", "dgx-h100", "dgx-a100-mig", "ibm-ac922", "rtx-4090-2"] {
+    for name in
+        ["dgx-1-v100", "dgx-h100", "dgx-a100-mig", "gb300-nvl72-tray", "ibm-ac922", "rtx-4090-2"]
+    {
         insta::assert_snapshot!(format!("tree-{name}"), machine(name).to_tree());
     }
 }

@@ -127,19 +127,71 @@ fn what_nvidia_smi_cut_off_or_hid_is_noted() {
 }
 
 #[test]
+fn blank_lines_between_rows_say_nothing() {
+    let (rows, legend) = PRINTED.split_once("\n\nLegend").expect("a legend");
+    for blank in ["\n\n", "\n \t \n\n", "\r\n\r\n"] {
+        let spread = format!("{}\n\nLegend{legend}", rows.replace('\n', blank));
+        assert_eq!(read(&spread), read(PRINTED), "{spread}");
+    }
+}
+
+#[test]
+fn cells_that_ran_together_are_parted_where_that_is_certain() {
+    let whole = read(PRINTED);
+    for (glued, words) in [
+        (PRINTED.replace("PIX\tSYS\t0-31", "PIXSYS\t0-31"), "1 word was parted"),
+        (PRINTED.replace("NIC0\tNIC1\tCPU", "NIC0NIC1\tCPU"), "1 word was parted"),
+        (PRINTED.replace("GPU1\tNV4\t X \tSYS", "GPU1NV4XSYS"), "1 word was parted"),
+        (PRINTED.replace("SYS\tPXB\t32", "SYSPXB32"), "1 word was parted"),
+        (
+            PRINTED.replace("GPU0\tGPU1\tN", "GPU0GPU1N").replace("PIX\tSYS", "PIXSYS"),
+            "3 words were parted",
+        ),
+    ] {
+        let mut seen = read(&glued);
+        let note = seen.notes.pop().expect("a note");
+        assert!(note.text.starts_with(words), "{glued}{note}");
+        assert_eq!(seen, whole, "{glued}");
+    }
+}
+
+#[test]
+fn a_column_that_later_drivers_add_is_left_out() {
+    let later = |heading: &str, value: &str| {
+        let text = PRINTED.replace("GPU NUMA ID", &format!("GPU NUMA ID\t{heading}"));
+        read(&text.replace("\tN/A\n", &format!("\tN/A\t{value}\n")))
+    };
+    for (heading, value) in [("GPU Fabric ID", "7"), ("Socket", "none"), ("Mem Affinity", "0-1")] {
+        let mut seen = later(heading, value);
+        let note = seen.notes.pop().expect("a note").to_string();
+        assert_eq!(note, format!("columns: {heading:?} is not known here; it is left out"));
+        assert_eq!(seen, read(PRINTED));
+    }
+    // With blanks for tabs a row is full, so that its values are in order.
+    let text = PRINTED.replace("GPU NUMA ID", "GPU NUMA ID\tMem Affinity");
+    let text = text.replace("\tN/A\n", "\tN/A\t3\n").replace('\t', "   ");
+    assert_eq!(read(&text).gpus, read(PRINTED).gpus);
+}
+
+#[test]
 fn damage_is_refused_at_its_place() {
     let cases = [
         (
-            PRINTED.replace("PIX\tSYS\t0-31", "PIXSYS\t0-31"),
-            "line 2, column 14: GPU0 to NIC0: \"PIXSYS\"",
+            PRINTED.replace("PIX\tSYS\t0-31", "PIXSYZ\t0-31"),
+            "line 2, column 14: GPU0 to NIC0: \"PIXSYZ\"",
+        ),
+        (
+            PRINTED.replace("PIX\tSYS\t0-31", "PIXSYSSYS\t0-31"),
+            "line 2, column 20: \"SYS\" has no column",
         ),
         (
             PRINTED.replace("\tPIX\tSYS\t0-31", "\tPIX\t0-31"),
             "line 2, column 18: GPU0 to NIC1: \"0-31,64-95\"",
         ),
         (
-            PRINTED.replace("NIC0\tNIC1\tCPU", "NIC0NIC1\tCPU"),
-            "line 2, column 18: \"SYS\" has no column",
+            // Whose digit is the 0?
+            PRINTED.replace("SYS\tPXB\t32-63", "SYS\tNV20-63"),
+            "line 3, column 18: GPU1 to NIC1: \"NV20-63,96-127\"",
         ),
         (
             PRINTED.replace("GPU1\tNV4", "GPU2\tNV4"),

@@ -34,7 +34,7 @@ fn workers_are_drawn_where_they_are() {
 
 #[test]
 fn graphs_and_matrices_are_as_reviewed() {
-    for name in ["dgx-1-v100", "gb200-nvl72-tray", "l40s-8"] {
+    for name in ["dgx-1-v100", "gb200-nvl72-tray", "gb300-nvl72-tray", "l40s-8"] {
         insta::assert_snapshot!(format!("{name}.dot"), machine(name).to_dot());
     }
     for name in SHOWN {

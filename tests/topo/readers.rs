@@ -1,7 +1,8 @@
 //! What each foreign form says, read from files of our own in that form (`tests/topo/readers/`); a person
 //! has reviewed what was read.
 
-use cuda_cluster::topology::{Device, ParseError, Topology, builtin, parse};
+use cuda_cluster::ids::GpuIndex;
+use cuda_cluster::topology::{Device, LinkKind, ParseError, Topology, builtin, parse};
 
 const HWLOC: &str = include_str!("readers/hwloc-2.xml");
 const NCCL: &str = include_str!("readers/nccl.xml");
@@ -50,6 +51,34 @@ fn hwloc_3_has_bits_for_the_kinds_of_devices() {
     // The numbers of one version are other kinds in the other.
     let mixed = HWLOC.replace("<topology version=\"2.0\">", "<topology version=\"3.0\">");
     assert_eq!(read(&mixed).nics.len(), 1, "only the one without any OS device");
+}
+
+#[test]
+fn hwloc_does_not_tell_whose_a_dma_function_is() {
+    let os = |name: &str| format!("<object type=\"OSDev\" name=\"{name}\" osdev_type=\"3\"/>");
+    let device = |busid: &str, kind: &str, inside: &str| {
+        format!(
+            "<object type=\"Bridge\" bridge_type=\"0-1\" bridge_pci=\"{}:[00-0f]\">\
+             <object type=\"PCIDev\" pci_busid=\"{busid}\" pci_type=\"{kind}\">{inside}</object></object>",
+            &busid[..4]
+        )
+    };
+    let machine = |dma: &str| {
+        let nic = device("0000:03:00.0", "0207 [15b3:1023]", &os("mlx5_0"));
+        let other = device("0006:01:00.0", "0200 [15b3:a2dc]", &os("mlx5_1"));
+        read(&format!(
+            "<topology version=\"2.0\"><object type=\"Machine\" cpuset=\"0xff\">{nic}{other}{dma}\
+             </object></topology>"
+        ))
+    };
+    let untold = machine(&device("0009:03:00.0", "0880 [15b3:2100]", ""));
+    assert_eq!(
+        untold.nics.iter().map(|nic| nic.dma_is_untold()).collect::<Vec<_>>(),
+        [true, false]
+    );
+    let note = untold.notes.iter().find(|note| note.about == "nics").expect("a note");
+    assert_eq!(note.text, "no object tells whose the DMA functions are: 0009:03:00.0");
+    assert!(machine("").nics.iter().all(|nic| nic.dma.is_none()));
 }
 
 #[test]
@@ -141,6 +170,48 @@ fn the_only_port_of_a_device_is_its_first_whatever_nccl_counted() {
     let topology = read(&NCCL.replace("port=\"1\" latency", "port=\"3\" latency"));
     let ports: Vec<u32> = topology.nics[0].ports.iter().map(|port| port.port).collect();
     assert_eq!(ports, [1]);
+}
+
+/// A machine as NCCL dumps it: a GPU behind two switches, and beside the inner one the DMA function
+/// of a NIC that lies elsewhere.
+fn with_dma_functions(own: &str) -> String {
+    let net = |name: &str| {
+        format!("<nic><net name=\"{name}\" dev=\"0\" speed=\"800000\" port=\"1\" gdr=\"1\"/></nic>")
+    };
+    let (dma, alone) = (net("mlx5_0_dma"), net("mlx5_0"));
+    let own = own.replace("NET", &alone);
+    format!(
+        "<system version=\"1\"><cpu numaid=\"0\" affinity=\"ff\">\
+         <pci busid=\"0009:01:00.0\" class=\"0x060400\">\
+         <pci busid=\"0009:03:00.0\" class=\"0x080000\">{dma}</pci>\
+         <pci busid=\"0009:04:00.0\" class=\"0x060400\">\
+         <pci busid=\"0009:06:00.0\" class=\"0x030200\"><gpu dev=\"0\" sm=\"103\"/></pci>\
+         </pci></pci>{own}\
+         </cpu></system>"
+    )
+}
+
+#[test]
+fn nccls_device_of_a_dma_function_is_its_nic() {
+    let alone = read(&with_dma_functions(""));
+    assert_eq!(alone.nics.len(), 1);
+    let nic = &alone.nics[0];
+    assert_eq!((nic.name.as_str(), nic.pci, nic.numa), ("mlx5_0", None, None), "{nic:?}");
+    let dma = nic.dma.as_ref().expect("a DMA function");
+    assert_eq!(dma.pci.map(|pci| pci.to_string()).as_deref(), Some("0009:03:00.0"));
+    assert_eq!(nic.ports[0].rate_gbps, Some(800.0));
+    // NCCL_IB_DATA_DIRECT=2 lists both.
+    let both =
+        read(&with_dma_functions("<pci busid=\"0000:03:00.0\" class=\"0x020700\">NET</pci>"));
+    assert_eq!(both.nics.len(), 1);
+    let place = both.nics[0].pci.map(|pci| pci.to_string());
+    assert_eq!(place.as_deref(), Some("0000:03:00.0"));
+    for topology in [&alone, &both] {
+        let link = topology.links.between(Device::Gpu(GpuIndex(0)), Device::Nic(0));
+        assert_eq!(link, Some(LinkKind::Pxb));
+        let again = read(&topology.to_nccl().expect("written"));
+        assert_eq!((&again.nics, &again.links), (&topology.nics, &topology.links));
+    }
 }
 
 #[test]

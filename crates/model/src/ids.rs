@@ -246,6 +246,11 @@ pub(crate) fn is_nic_column(name: &str) -> bool {
     digits.is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
+/// Whether a NIC is an Elastic Fabric Adapter, by rdma-core's name (`rdmap16s27`) or the kernel's.
+pub(crate) fn is_elastic(name: &str) -> bool {
+    name.starts_with("rdmap") || name.starts_with("efa_")
+}
+
 impl fmt::Display for NicPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port {

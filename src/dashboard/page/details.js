@@ -184,6 +184,7 @@ export class Details {
     return [
       ["Name", nic.name],
       ["PCI", nic.pci],
+      ...(nic.dma ? [["DMA function", nic.dma.pci ?? "unknown"]] : []),
       ["NUMA node", nic.numa],
       ["Ports", nic.ports?.map((port) => [`${port.port}: ${port.state ?? "state unknown"}`, port.link_layer, port.rate_gbps ? `${port.rate_gbps} Gbit/s` : null, port.netdev].filter(Boolean).join(", ")).join("; ")],
       ["Traffic", moved ? `${rate(moved[0])} sent, ${rate(moved[1])} received` : "not counted here"],

@@ -5,7 +5,7 @@
 //! *Invariant:* a device's position comes from its own PCI address, never from another number.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::hwloc::Processors;
 use super::locality::{HostNodes, NvmlAffinity};
@@ -15,7 +15,7 @@ use super::sysfs::{Host, Place, Role};
 use cuda_cluster_model::cpuset::CpuSet;
 use cuda_cluster_model::ids::{GpuIndex, NumaId, PciAddress};
 use cuda_cluster_model::topology::{
-    Bridge, Device, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
+    Bridge, Device, DmaFunction, Gpu, LinkKind, Nic, Note, NumaNode, NvLinkPeer, Topology, VERSION,
 };
 
 /// The topology of the machine.
@@ -82,33 +82,60 @@ fn refused_nvlinks(machine: &Topology) -> Vec<Note> {
             .extract_if(.., |(a, b)| *a == gpu || *b == gpu)
             .map(|(a, b)| if a == gpu { b } else { a })
             .collect();
-        let named: Vec<String> = others.iter().take(3).map(|gpu| format!("GPU{gpu}")).collect();
-        let more = others.len() - named.len();
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let named: Vec<String> = others.iter().map(|gpu| format!("GPU{gpu}")).collect();
         let text = format!(
-            "the driver refuses peer access over NVLinks that are up, to {}{more}: is \
+            "the driver refuses peer access over NVLinks that are up, to {}: is \
              nvidia-fabricmanager well?",
-            named.join(", ")
+            some_of(&named)
         );
         notes.push(Note::new(format!("GPU{gpu}"), text));
     }
     notes
 }
 
-/// Uses NVML's answers for pairs of GPUs whose position in the PCI tree is unknown (sandboxes).
+/// Uses NVML's answers for pairs of GPUs that the PCI tree does not join.
+///
+/// Sandboxes have no sysfs, and virtual machines may give each GPU a root of its own, so that only
+/// NUMA nodes are left to go by. The driver knows of switches that the tree does not show.
 fn paths_by_nvml(machine: &mut Topology, paths: &[(GpuIndex, GpuIndex, LinkKind)]) {
-    let mut taken = 0;
+    let numa: BTreeMap<GpuIndex, NumaId> =
+        machine.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.numa?))).collect();
+    let apart = |a, b| matches!((numa.get(a), numa.get(b)), (Some(a), Some(b)) if a != b);
+    let (mut taken, mut nearer, mut contradicted) = (0, Vec::new(), Vec::new());
     for (a, b, kind) in paths {
-        let (a, b) = (Device::Gpu(*a), Device::Gpu(*b));
-        if machine.links.between(a, b).is_none() {
-            machine.links.set(a, b, *kind);
-            taken += 1;
+        let ends = (Device::Gpu(*a), Device::Gpu(*b));
+        match machine.links.between(ends.0, ends.1) {
+            None => taken += 1,
+            Some(ours @ (LinkKind::Node | LinkKind::Sys)) if *kind <= LinkKind::Phb => {
+                nearer.push(format!("{} to {} {kind} instead of {ours}", ends.0, ends.1));
+            }
+            Some(_) => continue,
+        }
+        machine.links.set(ends.0, ends.1, *kind);
+        if *kind <= LinkKind::Node && apart(a, b) {
+            contradicted.push(format!("{} to {}", ends.0, ends.1));
         }
     }
+    let mut note = |text| machine.notes.push(Note::new("links", text));
     if taken > 0 {
-        let text = format!("the PCI paths of {taken} pairs of GPUs are those that NVML names");
-        machine.notes.push(Note::new("links", text));
+        note(format!("the PCI paths of {taken} pairs of GPUs are those that NVML names"));
     }
+    if !nearer.is_empty() {
+        let pairs = some_of(&nearer);
+        note(format!("NVML names nearer PCI paths than sysfs shows, which are taken: {pairs}"));
+    }
+    if !contradicted.is_empty() {
+        let pairs = some_of(&contradicted);
+        note(format!("NVML's PCI paths stand, though the NUMA nodes differ: {pairs}"));
+    }
+}
+
+/// The first few of many, and how many there are more.
+fn some_of(all: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let more = all.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", all.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", "))
 }
 
 /// Notes a missing driver, and GPUs on the bus that the driver does not serve.
@@ -264,6 +291,11 @@ fn placed_nic(
     bridges: &mut Bridges,
     notes: &mut Vec<Note>,
 ) -> Nic {
+    let dma = nic.dma.map(|dma| {
+        let place = dma.pci.and_then(|address| host.pci.place(address)).unwrap_or_default();
+        DmaFunction { parent: bridges.add(place.above), ..dma }
+    });
+    let nic = Nic { dma, ..nic };
     let Some(place) = nic.pci.and_then(|address| host.pci.place(address)) else { return nic };
     notes.extend(slow_link(&nic.name, &place, Idle::KeepsSpeed));
     let numa = near.of_device(&place);

@@ -16,7 +16,7 @@ use nix::net::if_::InterfaceFlags;
 
 use super::libucp::{has_direct, installed, own_environment};
 use cuda_cluster_model::plan::{
-    CallerEnvironment, Here, Interface, LIBRARY_VARIABLE, TERMINATE_VARIABLE,
+    CallerEnvironment, Here, Interface, LIBRARY_VARIABLE, TERMINATE_VARIABLE, machine_bytes,
 };
 use cuda_cluster_model::topology::{PortState, Topology};
 
@@ -70,6 +70,7 @@ pub fn here(live: &Topology) -> Here {
         mems: allowed.map(|allowed| allowed.mems).unwrap_or_default(),
         net_devices: interfaces.chain(ports).collect(),
         gpu: !live.gpus.is_empty(),
+        memory_bytes: memory_limit().into_iter().chain(machine_bytes(live)).min(),
     }
 }
 

@@ -5,6 +5,8 @@
 //!
 //! *Invariant:* a GPU that NVML lists is in the answer or in a note.
 
+use std::collections::BTreeSet;
+
 use nvml_wrapper::Device;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel};
@@ -101,7 +103,12 @@ fn device<'nvml>(
     let uuid = asked.must("UUID", device.uuid())?;
     let pci = asked.must("PCI address", device.pci_info())?;
     let capability = asked.must("compute capability", device.cuda_compute_capability())?;
-    let memory = asked.must("memory", device.memory_info())?;
+    // A GPU that has no memory of its own but the host's (GB10) does not support the question;
+    // dask-cuda knows such GPUs by the same answer.
+    let memory = match device.memory_info() {
+        Err(NvmlError::NotSupported) => None,
+        told => asked.must("memory", told)?,
+    };
     let mig_mode = asked.may("MIG mode", device.mig_mode())?.map(|mode| mode.current == 1);
     let memory_bytes = memory.map(|memory| memory.total);
     let mig = match mig_mode {
@@ -283,27 +290,45 @@ fn paths(devices: &[Device<'_>], seen: &[Seen]) -> Vec<(GpuIndex, GpuIndex, Link
 }
 
 /// Sets which GPUs can access each other's memory, where the driver reports it: UCX reads over
-/// NVLink, and writes where there is none.
+/// NVLink, and writes where there is none. Virtual machines' drivers may not know it of a pair,
+/// which is no refusal; nothing is then known of its GPUs.
 fn peer_access(devices: &[Device<'_>], seen: &mut [Seen]) {
+    let mut untold = BTreeSet::new();
     for a in 0..devices.len() {
         for b in a + 1..devices.len() {
             let status = |kind| devices[a].p2p_status(&devices[b], kind);
             let Ok(read) = status(P2pCapabilitiesIndex::Read) else { continue };
             // A driver that does not tell of writing does not make a difference.
             let write = status(P2pCapabilitiesIndex::Write).unwrap_or(P2pStatus::Ok);
+            let Some(access) = access(read, write) else {
+                untold.extend([a, b]);
+                continue;
+            };
             for (one, other) in [(a, b), (b, a)] {
                 let index = seen[other].gpu.index;
                 let peers = seen[one].gpu.peers.get_or_insert_default();
-                if read == P2pStatus::Ok && write == P2pStatus::Ok {
+                if access {
                     peers.push(index);
                 }
             }
         }
     }
-    for gpu in seen {
-        if let Some(peers) = &mut gpu.gpu.peers {
+    for (at, seen) in seen.iter_mut().enumerate() {
+        let peers = seen.gpu.peers.take().filter(|_| !untold.contains(&at));
+        seen.gpu.peers = peers.map(|mut peers| {
             peers.sort_unstable();
-        }
+            peers
+        });
+    }
+}
+
+/// Whether a pair has peer access; `None` if the driver does not know.
+fn access(read: P2pStatus, write: P2pStatus) -> Option<bool> {
+    match (read, write) {
+        (P2pStatus::Ok, P2pStatus::Ok) => Some(true),
+        (P2pStatus::Unknown, P2pStatus::Ok | P2pStatus::Unknown)
+        | (P2pStatus::Ok, P2pStatus::Unknown) => None,
+        _ => Some(false),
     }
 }
 
@@ -320,6 +345,18 @@ mod tests {
         assert_eq!(mig_profile(1, 3, 19968 * MIB, a100), "1c.3g.20gb");
         assert_eq!(mig_profile(7, 7, 81050 * MIB, 81559 * MIB), "7g.80gb");
         assert_eq!(mig_profile(1, 1, 16384 * MIB, 143_771 * MIB), "1g.18gb");
+    }
+
+    #[test]
+    fn peer_access_that_the_driver_does_not_know_is_not_refused() {
+        use P2pStatus::{ChipsetNotSupported, Ok, Unknown};
+        assert_eq!(access(Ok, Ok), Some(true));
+        for (read, write) in [(Unknown, Ok), (Ok, Unknown), (Unknown, Unknown)] {
+            assert_eq!(access(read, write), None);
+        }
+        for (read, write) in [(ChipsetNotSupported, Unknown), (Ok, ChipsetNotSupported)] {
+            assert_eq!(access(read, write), Some(false));
+        }
     }
 
     #[test]

@@ -6,13 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::engine::EnginePlan;
+use super::exposed::is_loopback;
 use super::form::{Binding, Plan};
-use super::variables::{NET_DEVICES, TLS, is_rdma};
+use super::memory::LEAST_HOST_LIMIT;
+use super::variables::{NET_DEVICES, TLS, is_rdma, may_use_tcp};
 use crate::cpuset::{CpuSet, NodeSet};
 use crate::spec::MemoryPolicy;
 use crate::topology::Note;
+use crate::units::HumanBytes;
 
-/// The CPUs and NUMA nodes to which `adapt_to_here` adapts a plan.
+/// What this machine has, to which `adapt_to_here` adapts a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Here {
     /// The CPUs that this process may use.
@@ -23,6 +27,8 @@ pub struct Here {
     pub net_devices: BTreeSet<String>,
     /// Whether there is a GPU, and so whether UCX's CUDA transports can work.
     pub gpu: bool,
+    /// Host memory that this process may use, in bytes; `None` if unknown.
+    pub memory_bytes: Option<u64>,
 }
 
 /// The launchable version of a plan, and how it differs.
@@ -39,6 +45,8 @@ pub fn adapt_to_here(plan: &Plan, here: &Here) -> (Plan, Vec<Note>) {
         transports_here(env, here, rdma, &mut dropped);
     }
     dropped.say(&mut notes);
+    listen_here(&mut adapted);
+    limit_here(&mut adapted, here, &mut notes);
     for worker in &mut adapted.workers {
         worker.nics.retain(|nic| here.net_devices.contains(&nic.to_string()));
     }
@@ -81,6 +89,66 @@ fn bind_here(plan: &mut Plan, here: &Here, notes: &mut Vec<Note>) {
     if lost_nodes {
         let text = format!("this machine has NUMA nodes {}; other ones are left out", here.mems);
         notes.push(Note::new("simulation", text));
+    }
+}
+
+/// Lets UCX listen on loopback, unless somebody asked for an address: all processes of a simulated
+/// machine are on this one, and UCX's listeners on its network would be anybody's.
+fn listen_here(plan: &mut Plan) {
+    let local = match &plan.engine {
+        EnginePlan::Native(_) => true,
+        EnginePlan::Dask(dask) => {
+            dask.join.is_none()
+                && dask.interface.is_none()
+                && dask.host.as_deref().is_none_or(is_loopback)
+        }
+        // Whoever runs a program says where it listens.
+        EnginePlan::Command(_) => false,
+    };
+    if plan.ucx.is_none() || !local {
+        return;
+    }
+    let scheduler = plan.scheduler.iter_mut().map(|scheduler| &mut scheduler.env);
+    let workers = plan.workers.iter_mut().map(|worker| &mut worker.env);
+    let all = scheduler.chain(workers).chain([&mut plan.client_env]);
+    for env in all.filter(|env| may_use_tcp(env)) {
+        env.entry(NET_DEVICES.to_owned()).or_insert_with(|| "lo".to_owned());
+    }
+}
+
+/// Lowers the workers' memory limits in proportion where this machine has less than all of them
+/// together. A limit beyond the memory would never be reached: nothing would go to the disk, and
+/// the kernel would end a process instead.
+fn limit_here(plan: &mut Plan, here: &Here, notes: &mut Vec<Note>) {
+    let Some(memory) = here.memory_bytes else { return };
+    let limits = || plan.workers.iter().filter_map(|worker| worker.memory_limit_bytes);
+    let sum: u128 = limits().map(u128::from).sum();
+    if sum <= u128::from(memory) {
+        return;
+    }
+    let share = |limit: u64| {
+        let share = u128::from(limit) * u128::from(memory) / sum;
+        u64::try_from(share).unwrap_or(memory).max(LEAST_HOST_LIMIT.min(limit))
+    };
+    let (least, most) = (limits().min().unwrap_or(0), limits().max().unwrap_or(0));
+    let text = match (least == most, limits().count()) {
+        (_, 1) => format!("its worker's limit is {}", HumanBytes(share(most))),
+        (true, _) => {
+            format!(
+                "each worker's limit is {} instead of {}",
+                HumanBytes(share(most)),
+                HumanBytes(most)
+            )
+        }
+        (false, _) => {
+            let (least, most) = (HumanBytes(share(least)), HumanBytes(share(most)));
+            format!("the workers' limits are {least} to {most}")
+        }
+    };
+    let memory = HumanBytes(memory);
+    notes.push(Note::new("simulation", format!("this machine has {memory} of memory; {text}")));
+    for worker in &mut plan.workers {
+        worker.memory_limit_bytes = worker.memory_limit_bytes.map(share);
     }
 }
 
@@ -169,6 +237,7 @@ mod tests {
             mems: "0".parse().expect("nodes"),
             net_devices: ["lo", "eth0"].map(str::to_owned).into(),
             gpu: false,
+            memory_bytes: None,
         }
     }
 
@@ -224,8 +293,54 @@ mod tests {
             mems: "0-1".parse().expect("nodes"),
             net_devices,
             gpu: true,
+            memory_bytes: Some(4 << 40),
         };
         assert_eq!(adapt_to_here(&plan, &all), (plan, Vec::new()));
+    }
+
+    #[test]
+    fn memory_limits_are_shares_of_what_this_machine_has() {
+        let plan = planned("version: 1\n");
+        let limit = plan.workers[0].memory_limit_bytes.expect("limited");
+        assert_eq!(limit, 256 << 30);
+        let at = |memory_bytes| Here { memory_bytes: Some(memory_bytes), ..small() };
+        let (here, notes) = adapt_to_here(&plan, &at(24 << 30));
+        assert!(here.workers.iter().all(|worker| worker.memory_limit_bytes == Some(3 << 30)));
+        let text = "simulation: this machine has 24.0 GiB of memory; each worker's limit is 3.0 GiB \
+                    instead of 256.0 GiB";
+        assert!(notes.iter().any(|note| note.to_string() == text), "{notes:#?}");
+        // No worker can live with less than this.
+        let (here, _) = adapt_to_here(&plan, &at(8 << 20));
+        assert_eq!(here.workers[0].memory_limit_bytes, Some(LEAST_HOST_LIMIT));
+        let (here, _) = adapt_to_here(&plan, &at(8 * limit));
+        assert_eq!(here.workers[0].memory_limit_bytes, Some(limit));
+    }
+
+    #[test]
+    fn listeners_of_a_simulated_machine_are_on_loopback_unless_an_address_is_asked_for() {
+        let devices = |text: &str| {
+            let (here, _) = adapt_to_here(&planned(text), &small());
+            let scheduler = here.scheduler.map(|scheduler| scheduler.env);
+            let all = scheduler.into_iter().chain(here.workers.into_iter().map(|w| w.env));
+            let devices = all.chain([here.client_env]).map(|env| env.get(NET_DEVICES).cloned());
+            let distinct: BTreeSet<Option<String>> = devices.collect();
+            distinct.into_iter().map(Option::unwrap_or_default).collect::<Vec<_>>().join(" and ")
+        };
+        assert_eq!(devices("version: 1\n"), "", "nothing listens");
+        for local in [
+            "version: 1\nucx: {tcp: true}\n",
+            "version: 1\nucx: {tcp: true, infiniband: true}\n",
+            "version: 1\nucx: {tcp: true, infiniband: true, net_devices: none}\n",
+            "version: 1\nengine: dask\ndask: {protocol: ucxx}\n",
+            "version: 1\nengine: dask\nucx: {infiniband: true}\n",
+        ] {
+            assert_eq!(devices(local), "lo", "{local}");
+        }
+        let dask = "version: 1\nengine: dask\ndask: {protocol: ucxx}\n";
+        assert_eq!(devices(&format!("{dask}scheduler: {{interface: eth0}}\n")), "");
+        assert_eq!(devices("version: 1\nengine: dask\ndask: {protocol: tcp}\n"), "");
+        let program = "version: 1\nengine: command\nsimulate: true\nucx: {infiniband: true}\n";
+        assert_eq!(devices(program), "lo", "what the plan itself names");
     }
 
     #[test]

@@ -52,10 +52,11 @@ pub fn plan(
     let mut told = selected.told.clone();
     context.nvlink_is_there(&mut notes);
     context.mig(&mut notes, &mut told);
-    let nics = network::share(&context, &mut notes)?;
+    let network::Network { shares: nics, rdma } = network::share(&context, &mut notes)?;
     let shares = shares::share(&context, &mut notes)?;
     let rails = nics.iter().map(|share| share.ports.len()).max().unwrap_or(0);
-    let variables = ucx::variables(&context.situation(rails, network::elastic(&context, &nics)));
+    let elastic = network::elastic(&context, &nics);
+    let variables = ucx::variables(&context.situation(rails, rdma, elastic));
     notes.extend(variables.notes.iter().cloned());
     told.extend(variables.told.iter().cloned());
     notes.extend(unused::notes(&context, &variables));
@@ -280,7 +281,7 @@ impl<'a> Context<'a> {
         notes.push(Note::new("ucx.nvlink", text));
     }
 
-    fn situation(&self, rails: usize, elastic: (Vec<String>, bool)) -> Situation<'a> {
+    fn situation(&self, rails: usize, rdma: bool, elastic: (Vec<String>, bool)) -> Situation<'a> {
         let chosen = &self.selected.chosen;
         Situation {
             spec: self.spec,
@@ -291,7 +292,7 @@ impl<'a> Context<'a> {
             large_windows: large_windows(chosen),
             peers: rates::between_peers(self.topology, chosen),
             rails,
-            rdma: !self.topology.nics.is_empty(),
+            rdma,
             elastic: elastic.0,
             other_nics: elastic.1,
             nvlink: self.nvlink(),

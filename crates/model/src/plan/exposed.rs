@@ -55,7 +55,7 @@ fn reachable(dask: &DaskPlan) -> Option<(&'static str, String)> {
 }
 
 /// Whether only this machine reaches an address; a name other than `localhost` may be any.
-fn is_loopback(host: &str) -> bool {
+pub(super) fn is_loopback(host: &str) -> bool {
     let host = host.rsplit_once("://").map_or(host, |(_, host)| host);
     let bare = host.trim_matches(['[', ']']);
     let address = bare.parse::<core::net::IpAddr>();

@@ -94,7 +94,7 @@ pub(super) fn usual_limit(engine: EngineKind) -> Limit {
 }
 
 /// Bytes of host memory of all NUMA nodes; `None` if it is not known of each.
-pub(super) fn machine_bytes(topology: &Topology) -> Option<u64> {
+pub fn machine_bytes(topology: &Topology) -> Option<u64> {
     let nodes = topology.numa.iter().filter(|node| !node.gpu_memory);
     nodes.map(|node| node.memory_bytes).sum::<Option<u64>>().filter(|bytes| *bytes > 0)
 }
@@ -165,7 +165,9 @@ pub(super) fn device_limit(
         (Limit::Size(crate::units::Size::Bytes(bytes)), _) => {
             (Some(bytes), "as asked for".to_owned())
         }
-        (_, None) => (None, "the GPU's memory is unknown".to_owned()),
+        (_, None) => {
+            (None, "the GPU tells no memory of its own (on GB10 it is the host's)".to_owned())
+        }
         (Limit::Auto, Some(whole)) => {
             let bytes = crate::units::Size::Fraction(DEVICE_SHARE).of(each(whole));
             (Some(bytes), format!("{DEVICE_SHARE} of this GPU's own memory{shared}"))

@@ -51,7 +51,7 @@ pub use form::{
     Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
-pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE};
+pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};
 pub use settings::settings;
 pub use starter::starter;
 pub use text::TEXT_LIMIT;

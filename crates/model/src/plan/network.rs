@@ -12,9 +12,12 @@ use super::form::Why;
 use super::nics::{Given, Nics};
 use super::ucx::needs_loopback_alone;
 use super::variables::{NET_DEVICES, connects, is_used};
-use crate::ids::{GpuIndex, NicPort};
-use crate::spec::{EngineKind, NetDevices, UcxCompat, Variables};
+use crate::ids::{GpuIndex, NicPort, is_elastic};
+use crate::spec::{EngineKind, NetDevices, UcxCompat, UcxVersion, Variables};
 use crate::topology::{Nic, NicKind, Note};
+
+/// UCX's first version that uses DMA functions (its NEWS: "Enabled Direct NIC by default").
+const DMA_SINCE: UcxVersion = UcxVersion { major: 1, minor: 20 };
 
 /// The NICs and network devices of one worker.
 #[derive(Clone, Debug)]
@@ -25,14 +28,22 @@ pub(super) struct NicShare {
     pub(super) devices: Option<String>,
     /// Whether the NICs are this program's choice.
     assigned: bool,
+    /// Whether they would have been, if it were known where their DMA functions are.
+    undecided: bool,
     pub(super) why: Why,
 }
 
-/// Shares NICs out: one entry for each worker, in rank order.
-pub(super) fn share(
-    context: &Context<'_>,
-    notes: &mut Vec<Note>,
-) -> Result<Vec<NicShare>, PlanError> {
+/// The network of all workers.
+#[derive(Clone, Debug)]
+pub(super) struct Network {
+    /// One entry for each worker, in rank order.
+    pub(super) shares: Vec<NicShare>,
+    /// Whether any RDMA port can be used.
+    pub(super) rdma: bool,
+}
+
+/// Shares NICs out.
+pub(super) fn share(context: &Context<'_>, notes: &mut Vec<Note>) -> Result<Network, PlanError> {
     let ucx = &context.spec.ucx;
     let excluded = ucx.exclude_nics.clone().unwrap_or_default();
     let mut nics = Nics::judge(context.topology, &excluded)?;
@@ -66,7 +77,38 @@ pub(super) fn share(
         notes.extend(sharing.nics.choices.iter().cloned());
     }
     notes.extend(unused_control_device(context, &shares));
-    Ok(shares)
+    notes.extend(dma_functions(&sharing, &shares));
+    // A software device is usable for who names it, and whoever sets the variable names a port.
+    let named = |share: &NicShare| share.devices.as_ref().is_some_and(|all| all.contains(':'));
+    let rdma = !sharing.nics.usable.is_empty() || shares.iter().any(named);
+    Ok(Network { shares, rdma })
+}
+
+/// Notes NICs that are left to UCX because nobody tells where their DMA functions are, and DMA
+/// functions that this UCX does not use.
+fn dma_functions(sharing: &Sharing<'_>, shares: &[NicShare]) -> Option<Note> {
+    let context = sharing.context;
+    if shares.iter().any(|share| share.undecided) {
+        let names = sharing.nics.untold().join(", ");
+        let text = format!(
+            "nobody tells which DMA functions beside the GPUs are those of {names}, so nothing is \
+             pinned: UCX finds them itself from {DMA_SINCE} on; 'ucx.net_devices' can name NICs"
+        );
+        return Some(Note::new("nics", text));
+    }
+    let version = context.spec.ucx.version.or(context.caller.ucx_version);
+    let older = version.filter(|version| *version < DMA_SINCE)?;
+    let pinned = |nic: &&Nic| {
+        nic.dma.is_some() && shares.iter().flat_map(|s| &s.ports).any(|port| port.nic == nic.name)
+    };
+    let names = context.topology.nics.iter().filter(pinned).map(|nic| nic.name.as_str());
+    let names: Vec<&str> = names.collect();
+    let text = format!(
+        "UCX {older} does not use the DMA functions of {} ({DMA_SINCE} does): what goes to GPUs \
+         goes through the CPU",
+        names.join(", ")
+    );
+    (!names.is_empty()).then(|| Note::new("nics", text))
 }
 
 /// Notes a control device that no worker's list of devices has.
@@ -98,9 +140,8 @@ pub(super) fn elastic(context: &Context<'_>, shares: &[NicShare]) -> (Vec<String
         let hardware = |nic: &&Nic| matches!(nic.kind, NicKind::Physical | NicKind::Bond);
         used = context.topology.nics.iter().filter(hardware).map(|nic| nic.name.as_str()).collect();
     }
-    // The name follows rdma-core's rule or is the kernel's.
     let (elastic, others): (Vec<&str>, Vec<&str>) =
-        used.into_iter().partition(|nic| nic.starts_with("rdmap") || nic.starts_with("efa_"));
+        used.into_iter().partition(|nic| is_elastic(nic));
     (elastic.into_iter().map(str::to_owned).collect(), !others.is_empty())
 }
 
@@ -143,9 +184,13 @@ fn control_device(context: &Context<'_>, notes: &mut Vec<Note>) -> String {
         return interface.clone();
     }
     let joins = context.spec.dask.join.is_some();
-    if context.engine == EngineKind::Native
-        || (context.engine == EngineKind::Dask && scheduler.host.is_none() && !joins)
-    {
+    let local = match context.engine {
+        EngineKind::Native => true,
+        EngineKind::Dask => scheduler.host.is_none() && !joins,
+        // All ranks of a simulated machine are on this one, whose network its file can't know.
+        EngineKind::Command => context.spec.simulate == Some(true),
+    };
+    if local {
         return "lo".to_owned();
     }
     // A worker that joins a Dask scheduler is reached at the address that faces the scheduler.
@@ -190,7 +235,13 @@ impl Sharing<'_> {
             NetDevices::Auto if spec.ucx.compat == Some(UcxCompat::Dask) => {
                 Ok(unpinned(None, "dask-cuda never sets it ('ucx.compat: dask')"))
             }
-            NetDevices::Auto if needs_loopback_alone(spec, self.context.engine) => {
+            NetDevices::Auto
+                if needs_loopback_alone(
+                    spec,
+                    self.context.engine,
+                    !self.nics.usable.is_empty(),
+                ) =>
+            {
                 let reason = "all workers are on this machine: TCP stays where no network reaches";
                 Ok(unpinned(Some("lo".to_owned()), reason))
             }
@@ -232,6 +283,15 @@ impl Sharing<'_> {
         if self.nics.usable.is_empty() {
             return Err(self.nics.none(&mode.to_string()));
         }
+        // The NIC beside a GPU may be any of them, and UCX finds it itself: a wrong choice would
+        // take that away.
+        let untold = self.nics.untold();
+        if !untold.is_empty() {
+            let names = untold.join(", ");
+            let reason =
+                format!("nobody tells where the DMA functions of {names} are: UCX chooses");
+            return Ok(NicShare { undecided: true, ..unpinned(None, &reason) });
+        }
         let Some(given) = slot.chosen.and_then(|chosen| given.get(&chosen.gpu.index)) else {
             return Ok(unpinned(None, "it has no GPU that a NIC could be near to: UCX chooses"));
         };
@@ -245,6 +305,7 @@ impl Sharing<'_> {
             },
             ports: given.ports.clone(),
             assigned: true,
+            undecided: false,
         })
     }
 
@@ -260,6 +321,7 @@ impl Sharing<'_> {
             },
             ports,
             assigned: false,
+            undecided: false,
         })
     }
 
@@ -308,6 +370,7 @@ fn unpinned(devices: Option<String>, reason: &str) -> NicShare {
         },
         devices,
         assigned: false,
+        undecided: false,
     }
 }
 

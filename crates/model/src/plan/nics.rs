@@ -313,6 +313,22 @@ impl<'a> Nics<'a> {
         }
     }
 
+    /// Usable NICs with a DMA function of which nobody tells where it is.
+    pub(super) fn untold(&self) -> Vec<String> {
+        let untold = self.usable.iter().filter(|usable| usable.nic.dma_is_untold());
+        untold.map(|usable| usable.nic.name.clone()).collect()
+    }
+
+    /// How a GPU and a NIC are connected, in words.
+    pub(super) fn way(&self, gpu: &Gpu, at: u32) -> String {
+        let link = self.link(gpu, at);
+        let near = link.is_some_and(|kind| kind <= LinkKind::Phb);
+        let nic = self.topology.nics.get(at as usize).filter(|_| near);
+        let dma = nic.and_then(|nic| nic.dma.as_ref()?.pci);
+        let dma = dma.map_or_else(String::new, |pci| format!(" by its DMA function {pci}"));
+        format!("{}{dma}", link_word(link))
+    }
+
     /// The error of a mode that needs a NIC if none is usable.
     pub(super) fn none(&self, mode: &str) -> PlanError {
         PlanError::NoNic {

@@ -63,7 +63,7 @@ impl Nics<'_> {
         }
         let mut given = BTreeMap::new();
         for (row, gpu) in gpus.iter().enumerate() {
-            let kind = link_word(self.link(gpu, self.usable[of[row][0]].at));
+            let kind = self.way(gpu, self.usable[of[row][0]].at);
             let count = of[row].len();
             let own = if count == 1 { "the one NIC" } else { "the NICs" };
             let reason = format!("{count} × {kind}: {own} of the nearest level that it gets");
@@ -267,21 +267,16 @@ impl Nics<'_> {
 
     fn reason(&self, gpu: &Gpu, at: usize, with: &[GpuIndex]) -> String {
         let link = self.link(gpu, self.usable[at].at);
+        let way = self.way(gpu, self.usable[at].at);
         let best = level(link);
         let all = self.in_order_of_name();
         let tied =
             all.iter().filter(|at| level(self.link(gpu, self.usable[**at].at)) == best).count();
         let much_faster = if self.slow.is_empty() { "" } else { "of those that are fast enough, " };
         let mut reason = match tied {
-            1 if self.usable.len() == 1 => format!("{}, the only usable NIC", link_word(link)),
-            1 => format!(
-                "{}, {much_faster}the nearest of {} usable NICs",
-                link_word(link),
-                self.usable.len()
-            ),
-            _ => {
-                format!("{}; {tied} NICs are equally near and shared out evenly", link_word(link))
-            }
+            1 if self.usable.len() == 1 => format!("{way}, the only usable NIC"),
+            1 => format!("{way}, {much_faster}the nearest of {} usable NICs", self.usable.len()),
+            _ => format!("{way}; {tied} NICs are equally near and shared out evenly"),
         };
         if !with.is_empty() {
             let others: Vec<String> = with.iter().map(|gpu| format!("GPU {gpu}")).collect();

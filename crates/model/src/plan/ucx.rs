@@ -12,7 +12,8 @@ use super::context::CallerEnvironment;
 use super::form::Rejected;
 use super::libucp;
 use super::variables::{
-    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_rdma, is_used, protocol,
+    NET_DEVICES, PRIORITY, Situation, TLS, Variables, connects, is_rdma, is_used, may_use_tcp,
+    protocol,
 };
 use crate::spec::{ClusterSpec, EngineKind, Origin, UcxCompat, UcxPreset, UcxSpec, UcxVersion};
 use crate::topology::Note;
@@ -178,12 +179,15 @@ struct Listed {
     tcp: bool,
     infiniband: bool,
     nvlink: bool,
+    /// Whether InfiniBand is left out because no port of it can be used.
+    rdma_missing: bool,
 }
 
 /// The transports that our list has besides shared memory.
 ///
 /// All native workers are on one machine, where TCP carries nothing, so it is listed only on
-/// request. The other engines' processes connect by address and port, or to other machines.
+/// request. The other engines' processes connect by address and port, or to other machines. `rdma`
+/// says whether any RDMA port can be used: UCX warns of transports that it has no device for.
 fn listed(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> Option<Listed> {
     let ucx = &spec.ucx;
     let all_off = [ucx.tcp, ucx.infiniband, ucx.nvlink].iter().all(|flag| *flag == Some(false));
@@ -200,10 +204,10 @@ fn listed(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> Option<Listed> 
             ucx.tcp.unwrap_or_else(|| direct_needs_tcp(spec, rdma))
         }
         // Dask connects by address and port, which takes TCP unless RDMA does it.
-        EngineKind::Dask => ucx.tcp != Some(false) || ucx.rdmacm != Some(true),
+        EngineKind::Dask => ucx.tcp != Some(false) || ucx.rdmacm != Some(true) || !rdma,
         EngineKind::Command => ucx.tcp != Some(false),
     };
-    Some(Listed { tcp, infiniband, nvlink })
+    Some(Listed { tcp, infiniband: infiniband && rdma, nvlink, rdma_missing: infiniband && !rdma })
 }
 
 /// Whether UCX needs TCP for `direct://`, which tells UCX's addresses in its own messages: for
@@ -217,9 +221,9 @@ fn direct_needs_tcp(spec: &ClusterSpec, rdma: bool) -> bool {
 
 /// Whether TCP is the only network transport and connects workers of one machine only, so that
 /// loopback is enough.
-pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind) -> bool {
+pub(super) fn needs_loopback_alone(spec: &ClusterSpec, engine: EngineKind, rdma: bool) -> bool {
     let ours = spec.ucx.compat.is_none() && engine == EngineKind::Native;
-    ours && listed(spec, engine, false).is_some_and(|listed| listed.tcp && !listed.infiniband)
+    ours && listed(spec, engine, rdma).is_some_and(|listed| listed.tcp && !listed.infiniband)
 }
 
 /// Whether Elastic Fabric Adapters need `srd`; they have no reliable connections
@@ -257,8 +261,7 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
     let ucx = &situation.spec.ucx;
     let rdma = situation.rdma;
     let direct = situation.engine == EngineKind::Dask && protocol(situation.spec) == "direct";
-    let Some(Listed { tcp, infiniband, nvlink }) = listed(situation.spec, situation.engine, rdma)
-    else {
+    let Some(listed) = listed(situation.spec, situation.engine, rdma) else {
         if direct && !direct_needs_tcp(situation.spec, rdma) {
             let reason = "no transport is switched on or off: UCX takes the best it has, but for \
                           System V segments, which are open to the user's group, and TCP, on \
@@ -274,6 +277,7 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         }
         return;
     };
+    let Listed { tcp, infiniband, nvlink, rdma_missing } = listed;
     let mut list = Vec::new();
     let mut parts = Vec::new();
     if infiniband {
@@ -319,6 +323,10 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         what: "sysv".to_owned(),
         why: "its segments are open to the user's group".to_owned(),
     }];
+    if rdma_missing {
+        let why = "no InfiniBand or RoCE port can be used".to_owned();
+        rejected.push(Rejected { what: "rc".to_owned(), why });
+    }
     if !tcp {
         let why = match situation.engine {
             EngineKind::Native => {
@@ -338,11 +346,12 @@ fn transports(situation: &Situation<'_>, variables: &mut Variables) {
         why.rejected = rejected;
     }
     if tcp || ucx.rdmacm == Some(true) {
-        let reason = match ucx.rdmacm {
-            Some(true) => "connections are set up over RDMA, as asked for",
-            _ => "connections are set up over TCP",
+        let (manager, reason) = match ucx.rdmacm {
+            Some(true) if rdma => ("rdmacm", "connections are set up over RDMA, as asked for"),
+            Some(true) => ("tcp", "connections are set up over TCP: no RDMA port can be used"),
+            _ => ("tcp", "connections are set up over TCP"),
         };
-        variables.set(PRIORITY, connection_manager(ucx), reason);
+        variables.set(PRIORITY, manager, reason);
     }
 }
 
@@ -355,16 +364,15 @@ fn warn_of_listeners(situation: &Situation<'_>, variables: &mut Variables) {
     if engine == EngineKind::Command || !is_used(situation.spec, engine) {
         return;
     }
-    let list = variables.env.get(TLS).map_or("all", String::as_str);
-    let (names, listed) = list.strip_prefix('^').map_or((list, true), |names| (names, false));
-    let names_tcp = names.split(',').any(|name| matches!(name.trim(), "tcp" | "all"));
-    if names_tcp != listed {
+    if !may_use_tcp(&variables.env) {
         return;
     }
     let devices = variables.env.get(NET_DEVICES).map(String::as_str);
     let who = match devices {
         Some("lo") => "every user of this machine",
-        None if needs_loopback_alone(situation.spec, engine) => "every user of this machine",
+        None if needs_loopback_alone(situation.spec, engine, situation.rdma) => {
+            "every user of this machine"
+        }
         _ => "every user of this machine, and whoever reaches its network interfaces,",
     };
     // Whoever speaks Dask over UCX is a client like any other.

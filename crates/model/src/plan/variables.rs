@@ -25,6 +25,13 @@ pub(super) fn is_rdma(transport: &str) -> bool {
     ["rc", "ud", "dc", "ib", "srd"].iter().any(|kind| transport.starts_with(kind))
 }
 
+/// Whether UCX may use TCP, and so listen, with this list of transports; without one it may.
+pub(super) fn may_use_tcp(env: &BTreeMap<String, String>) -> bool {
+    let list = env.get(TLS).map_or("all", String::as_str);
+    let (names, listed) = list.strip_prefix('^').map_or((list, true), |names| (names, false));
+    names.split(',').any(|name| matches!(name.trim(), "tcp" | "all")) == listed
+}
+
 /// What the variables depend on.
 pub(super) struct Situation<'a> {
     pub(super) spec: &'a ClusterSpec,
@@ -40,7 +47,7 @@ pub(super) struct Situation<'a> {
     pub(super) peers: Vec<Peers>,
     /// The largest number of NICs of one worker.
     pub(super) rails: usize,
-    /// Whether the machine has RDMA adapters.
+    /// Whether any RDMA port can be used.
     pub(super) rdma: bool,
     /// Elastic Fabric Adapters among the NICs, by name.
     pub(super) elastic: Vec<String>,

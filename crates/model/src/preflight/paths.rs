@@ -192,7 +192,9 @@ fn under_switches<'a>(scene: &Scene<'a>) -> Vec<Direct<'a>> {
     let mut pairs: Vec<_> = gpus.collect();
     let ports = scene.ports();
     for (at, nic) in scene.topology.nics.iter().enumerate() {
-        if !ports.iter().any(|(used, _)| used.name == nic.name) {
+        // By its DMA function a NIC reaches a GPU over ports that redirect by design, one requests
+        // and the other completions (rdma-core, `rdma_topo`).
+        if nic.dma.is_some() || !ports.iter().any(|(used, _)| used.name == nic.name) {
             continue;
         }
         for gpu in scene.gpus() {

@@ -14,6 +14,8 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files![
     "a100-pcie-4-bridges",
     "aws-p4d",
+    "aws-p5",
+    "aws-p6-b200",
     "azure-ndv5",
     "dgx-1-p100",
     "dgx-1-v100",
@@ -22,12 +24,22 @@ const FILES: &[(&str, &str)] = files![
     "dgx-a100-mig",
     "dgx-b200",
     "dgx-h100",
+    "dgx-spark",
     "dgx-station-a100",
     "gb200-nvl72-tray",
+    "gb300-nvl72-tray",
+    "gcp-a3-mega",
+    "gcp-a3-ultra",
+    "gcp-a4",
     "gh200",
+    "hgx-b200",
+    "hgx-b300",
     "ibm-ac922",
     "l40s-8",
+    "laptop",
     "rtx-4090-2",
+    "rtx-4090-8",
+    "rtx-pro-6000-8",
 ];
 
 /// The YAML of a built-in machine, to be read by [`parse`](super::parse); `None` for a name that is

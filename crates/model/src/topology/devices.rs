@@ -356,6 +356,37 @@ pub struct Nic {
     /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+    /// Its DMA function, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dma: Option<DmaFunction>,
+}
+
+/// What NCCL appends to the name of a NIC's device when it uses its DMA function (`ncclIbInit`).
+pub(super) const NCCL_DMA_SUFFIX: &str = "_dma";
+
+/// A second PCI function of a NIC, through which it reads and writes the memory of the GPU beside
+/// that function: ConnectX-8's Data Direct (`15b3:2100`), also called Direct NIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DmaFunction {
+    /// Where it is on the PCI bus; `None` if the source does not tell which one is this NIC's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci: Option<PciAddress>,
+    /// The bridge it is attached to: the `id` of one of `Topology::bridges`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+}
+
+impl Nic {
+    /// Whether it has a DMA function, and nobody tells which one.
+    pub fn dma_is_untold(&self) -> bool {
+        self.dma.as_ref().is_some_and(|dma| dma.pci.is_none() && dma.parent.is_none())
+    }
+
+    /// The bridge above its DMA function.
+    pub(crate) fn dma_parent(&self) -> Option<&str> {
+        self.dma.as_ref()?.parent.as_deref()
+    }
 }
 
 /// The kind of a NIC, as far as it matters for its use.

@@ -20,11 +20,11 @@ use crate::cpuset::{CpuSet, NodeSet};
 use crate::ids::{GpuIndex, NumaId};
 
 pub use catalogue::{builtin, builtin_names};
-use devices::NvLinkEnds;
 pub use devices::{
-    ChipLinks, ComputeCapability, ComputeMode, Fabric, FabricFault, FabricState, Gpu, LinkLayer,
-    MigInstance, Nic, NicKind, NvLink, NvLinkPeer, PcieLink, Port, PortState,
+    ChipLinks, ComputeCapability, ComputeMode, DmaFunction, Fabric, FabricFault, FabricState, Gpu,
+    LinkLayer, MigInstance, Nic, NicKind, NvLink, NvLinkPeer, PcieLink, Port, PortState,
 };
+use devices::{NCCL_DMA_SUFFIX, NvLinkEnds};
 pub use link::{Device, LinkKind, LinkKindError, Links};
 pub use pci::{Ancestry, Bridge, BridgeKind};
 pub use read::{DocumentError, Fault, ParseError, SIZE_LIMIT, SmiError, XmlError, parse};

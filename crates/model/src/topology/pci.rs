@@ -93,6 +93,17 @@ struct Placed<'a> {
     numa: Option<NumaId>,
     /// Bridges above it, nearest first.
     above: Vec<&'a Bridge>,
+    /// Bridges above its DMA function, nearest first.
+    above_dma: Vec<&'a Bridge>,
+}
+
+impl<'a> Placed<'a> {
+    /// The device as if it were where its DMA function is; `None` if it has none.
+    fn by_dma(&self) -> Option<Placed<'a>> {
+        let Placed { device, ref above_dma, .. } = *self;
+        let above = above_dma.clone();
+        (!above.is_empty()).then_some(Placed { device, numa: None, above, above_dma: Vec::new() })
+    }
 }
 
 impl Topology {
@@ -107,25 +118,32 @@ impl Topology {
     /// NVLinks to a common NVSwitch are counted as `nvidia-smi` does: the smaller number of active
     /// links of the two GPUs. A pair with unknown ancestry gets no link. Devices on different NUMA
     /// nodes are [`LinkKind::Sys`]; on one node (or on unknown ones in one package) under different
-    /// host bridges [`LinkKind::Node`].
+    /// host bridges [`LinkKind::Node`]. From a GPU to a NIC with a DMA function it is the nearer of
+    /// both ways, as in UCX (`ucs_topo_get_distance_sysfs`).
     pub fn derive_links(&self) -> Links {
         let ancestry = self.ancestry();
         let gpus = self.gpus.iter().map(|gpu: &Gpu| Placed {
             device: Device::Gpu(gpu.index),
             numa: gpu.numa,
             above: ancestry.above(gpu.parent.as_deref()),
+            above_dma: Vec::new(),
         });
         let nics = (0u32..).zip(&self.nics).map(|(at, nic): (u32, &Nic)| Placed {
             device: Device::Nic(at),
             numa: nic.numa,
-            above: ancestry.above(nic.parent.as_deref()),
+            // What is known by its DMA function alone is there.
+            above: ancestry.above(nic.parent.as_deref().or(nic.dma_parent())),
+            above_dma: ancestry.above(nic.dma_parent()),
         });
         let placed: Vec<Placed<'_>> = gpus.chain(nics).collect();
 
         let mut links = Links::default();
         for (at, a) in placed.iter().enumerate() {
             for b in &placed[at + 1..] {
-                if let Some(kind) = by_ancestry(a, b) {
+                // GPUs come before NICs.
+                let to_nic = matches!((a.device, b.device), (Device::Gpu(_), Device::Nic(_)));
+                let dma = b.by_dma().filter(|_| to_nic).and_then(|dma| by_ancestry(a, &dma));
+                if let Some(kind) = by_ancestry(a, b).into_iter().chain(dma).min() {
                     links.set(a.device, b.device, kind);
                 }
             }

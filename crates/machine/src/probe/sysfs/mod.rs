@@ -4,9 +4,11 @@
 //!
 //! *Invariant:* every path read is below the given roots, including the targets of symbolic links.
 
+mod dma;
 mod numa;
 mod pci;
 mod rdma;
+mod vpd;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -30,7 +32,8 @@ pub(super) struct Host {
     pub(super) nodes: Vec<Node>,
     /// PCI functions.
     pub(super) pci: PciTree,
-    /// RDMA devices in natural order of their names, without NUMA node and ancestry.
+    /// RDMA devices in natural order of their names, without NUMA node and ancestry, also of their
+    /// DMA functions.
     pub(super) nics: Vec<Nic>,
     /// NUMA nodes that are GPU memory, where the driver's procfs reports them (POWER9).
     pub(super) gpu_memory: BTreeMap<PciAddress, NumaId>,
@@ -45,7 +48,8 @@ pub(super) fn look(sysfs: &Path, procfs: &Path) -> Host {
     let root = Root(sysfs.to_owned());
     let mut notes = Vec::new();
     let pci = PciTree::read(root.clone(), &mut notes);
-    let nics = rdma::nics(&root, &pci, &mut notes);
+    let mut nics = rdma::nics(&root, &pci, &mut notes);
+    dma::give_to(&mut nics, &pci, &mut notes);
     Host {
         name: first_line(&procfs.join("sys/kernel/hostname")),
         allowed: own::allowed(procfs),

@@ -33,6 +33,7 @@ struct Function {
     /// Class, subclass and interface: `0x030200`.
     class: u32,
     vendor: u16,
+    device: u16,
     /// The kernel driver that is bound to it.
     driver: Option<String>,
 }
@@ -93,6 +94,17 @@ impl PciTree {
         self.functions.values().filter(|function| function.role() == Role::NvSwitch).count()
     }
 
+    /// Vendor and device of a function; `None` if there is none at this address.
+    pub(super) fn id(&self, address: PciAddress) -> Option<(u16, u16)> {
+        self.functions.get(&address).map(|function| (function.vendor, function.device))
+    }
+
+    /// The functions of a vendor and device.
+    pub(super) fn with_id(&self, id: (u16, u16)) -> impl Iterator<Item = PciAddress> {
+        let all = self.functions.iter();
+        all.filter(move |(_, one)| (one.vendor, one.device) == id).map(|(address, _)| *address)
+    }
+
     /// The kind of a function; `None` if there is none at this address.
     pub(in crate::probe) fn role(&self, address: PciAddress) -> Option<Role> {
         self.functions.get(&address).map(Function::role)
@@ -130,11 +142,12 @@ impl Function {
     fn parse(path: PathBuf, uevent: &str) -> Option<Self> {
         let field =
             |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        let vendor = field("PCI_ID")?.split(':').next()?;
+        let (vendor, device) = field("PCI_ID")?.split_once(':')?;
         Some(Self {
             path,
             class: u32::from_str_radix(field("PCI_CLASS")?, 16).ok()?,
             vendor: u16::from_str_radix(vendor, 16).ok()?,
+            device: u16::from_str_radix(device, 16).ok()?,
             driver: field("DRIVER").map(str::to_owned),
         })
     }

@@ -129,6 +129,8 @@ fn parents(topology: &Topology) -> Result<(), (String, Fault)> {
     }
     for (at, nic) in topology.nics.iter().enumerate() {
         missing(&nic.parent, &known, format!("nics[{at}].parent"))?;
+        let dma = nic.dma.as_ref().and_then(|dma| dma.parent.clone());
+        missing(&dma, &known, format!("nics[{at}].dma.parent"))?;
     }
     Ok(())
 }

@@ -98,6 +98,15 @@ impl Drawing<'_> {
                 );
                 name
             }
+            What::Dma(at, nic) => {
+                let name = self.name();
+                let place = nic.dma.as_ref().and_then(|dma| dma.pci).map(|pci| pci.to_string());
+                let label = format!("DMA of {}\n{}", nic.name, place.unwrap_or_default());
+                self.node(&name, label.trim_end(), "#d5e6fb");
+                let edge = "[style=dotted, constraint=false]";
+                self.text.push_str(&format!("    {name} -- NIC{at} {edge};\n"));
+                name
+            }
             _ => {
                 let name = self.name();
                 self.node(&name, "PCIe switch", "#e7e1f7");

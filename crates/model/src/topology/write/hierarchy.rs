@@ -3,7 +3,8 @@
 //! Root ports and switch ports are left out. If the source knew no bridges, devices that the links
 //! place below one switch or one host bridge are grouped without a name.
 //!
-//! *Invariant:* every GPU and NIC of the topology is in the hierarchy exactly once.
+//! *Invariant:* every GPU and NIC of the topology is in the hierarchy exactly once; a DMA function
+//! is there only if its bridge is known.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +27,8 @@ pub(super) enum What<'a> {
     Switch(Option<&'a str>),
     Gpu(&'a Gpu),
     Nic(u32, &'a Nic),
+    /// The DMA function of a NIC.
+    Dma(u32, &'a Nic),
 }
 
 /// Where a part belongs.
@@ -82,9 +85,11 @@ fn hosts(topology: &Topology) -> Vec<(Place, Part<'_>)> {
         let parent = match part.what {
             What::Gpu(gpu) => known(&gpu.parent),
             What::Nic(_, nic) => known(&nic.parent),
+            What::Dma(_, nic) => known(&nic.dma.as_ref().and_then(|dma| dma.parent.clone())),
             _ => None,
         };
         match parent {
+            None if matches!(part.what, What::Dma(..)) => {}
             Some(parent) => devices.entry(parent).or_default().push(part),
             None => loose.push(part),
         }
@@ -105,7 +110,9 @@ fn hosts(topology: &Topology) -> Vec<(Place, Part<'_>)> {
 fn parts(topology: &Topology) -> impl Iterator<Item = Part<'_>> {
     let gpus = topology.gpus.iter().map(What::Gpu);
     let nics = (0u32..).zip(&topology.nics).map(|(at, nic)| What::Nic(at, nic));
-    gpus.chain(nics).map(|what| Part { what, children: Vec::new() })
+    let dmas = (0u32..).zip(&topology.nics).filter(|(_, nic)| nic.dma.is_some());
+    let dmas = dmas.map(|(at, nic)| What::Dma(at, nic));
+    gpus.chain(nics).chain(dmas).map(|what| Part { what, children: Vec::new() })
 }
 
 /// What is attached to a bridge: its devices, and its switches with theirs. Ports are skipped.

@@ -59,7 +59,9 @@ impl Topology {
         if !self.nics.is_empty() {
             text.push_str("\nNIC Legend:\n\n");
             for (at, nic) in self.nics.iter().enumerate() {
-                text.push_str(&format!("  NIC{at}: {}\n", nic.name));
+                let dma = nic.dma.as_ref().and_then(|dma| dma.pci);
+                let dma = dma.map_or_else(String::new, |pci| format!(" (DMA function {pci})"));
+                text.push_str(&format!("  NIC{at}: {}{dma}\n", nic.name));
             }
         }
         text

@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use crate::ids::{NumaId, PciAddress};
 use crate::text::xml_escaped;
 use crate::topology::{
-    Bridge, BridgeKind, Device, Gpu, LinkLayer, Nic, NicKind, NvLinkPeer, PcieLink, Topology,
+    Bridge, BridgeKind, Device, Gpu, LinkLayer, NCCL_DMA_SUFFIX, Nic, NicKind, NvLinkPeer,
+    PcieLink, Topology,
 };
 
 /// Why a topology cannot be written as NCCL's XML.
@@ -96,10 +97,19 @@ impl Topology {
             let infiniband =
                 first.ports.iter().any(|p| p.link_layer == Some(LinkLayer::InfiniBand));
             let class = if infiniband { "0x020700" } else { "0x020000" };
-            let mut nic = Element::new("nic");
-            nic.children = nics.iter().flat_map(|(at, nic)| nets(*at, nic)).collect();
-            let element = pci_element(pci.to_string(), class, first.pcie);
-            self.put(&mut cpus, first.numa, &above, Element { children: vec![nic], ..element });
+            let all = nics.iter().flat_map(|(at, nic)| nets(*at, nic, &nic.name));
+            let element = nic_element(pci, class, first.pcie, all.collect());
+            self.put(&mut cpus, first.numa, &above, element);
+        }
+        // NCCL takes a DMA function for a device of its own (`mlx5_0_dma`), and where there is one
+        // it uses no other of the NIC (`NCCL_IB_DATA_DIRECT`).
+        for (pci, nics) in self.dma_functions() {
+            let (_, first) = nics[0];
+            let above = ancestry.above(first.dma_parent());
+            let name = |nic: &Nic| format!("{}{NCCL_DMA_SUFFIX}", nic.name);
+            let all = nics.iter().flat_map(|(at, nic)| nets(*at, nic, &name(nic)));
+            let element = nic_element(pci, "0x080000", None, all.collect());
+            self.put(&mut cpus, None, &above, element);
         }
         let mut system = Element::new("system").with("version", 1);
         system.children = cpus.into_values().collect();
@@ -108,15 +118,30 @@ impl Topology {
         Ok(text)
     }
 
-    /// The NICs by shared address.
+    /// The NICs by shared address; those that only their DMA function places are left out.
     fn cards(&self) -> Result<Cards<'_>, NcclFormError> {
         let mut cards = Cards::new();
         for (at, nic) in (0u32..).zip(&self.nics) {
             let device = Device::Nic(at);
-            let pci = nic.pci.ok_or(NcclFormError::NoAddress { device })?;
+            let dma = nic.dma.as_ref().and_then(|dma| dma.pci);
+            let Some(pci) = nic.pci else {
+                dma.ok_or(NcclFormError::NoAddress { device })?;
+                continue;
+            };
             cards.entry(pci).or_default().push((at, nic));
         }
         Ok(cards)
+    }
+
+    /// The NICs by shared DMA function.
+    fn dma_functions(&self) -> Cards<'_> {
+        let mut cards = Cards::new();
+        for (at, nic) in (0u32..).zip(&self.nics) {
+            if let Some(pci) = nic.dma.as_ref().and_then(|dma| dma.pci) {
+                cards.entry(pci).or_default().push((at, nic));
+            }
+        }
+        cards
     }
 
     /// Puts a device's element below its switches, and these below its NUMA node's `<cpu>`.
@@ -191,9 +216,19 @@ fn pci_element(busid: String, class: &'static str, pcie: Option<PcieLink>) -> El
     element.maybe("link_speed", speed).maybe("link_width", pcie.max_width.or(pcie.width))
 }
 
-/// The networks of a NIC: one for each port, or one with only the name.
-fn nets(at: u32, nic: &Nic) -> Vec<Element> {
-    let net = || Element::new("net").with("name", &nic.name).with("dev", at);
+fn nic_element(
+    pci: PciAddress,
+    class: &'static str,
+    pcie: Option<PcieLink>,
+    nets: Vec<Element>,
+) -> Element {
+    let nic = Element { children: nets, ..Element::new("nic") };
+    Element { children: vec![nic], ..pci_element(pci.to_string(), class, pcie) }
+}
+
+/// The networks of a NIC by a name: one for each port, or one with only the name.
+fn nets(at: u32, nic: &Nic, name: &str) -> Vec<Element> {
+    let net = || Element::new("net").with("name", name).with("dev", at);
     if nic.kind == NicKind::Socket {
         return vec![net().with("port", 0).with("guid", "0x0")];
     }

@@ -45,6 +45,11 @@ impl Topology {
                 self.gpu_words(gpu)
             }
             What::Nic(at, nic) => nic_words(at, nic),
+            What::Dma(at, nic) => {
+                let place = nic.dma.as_ref().and_then(|dma| dma.pci);
+                let of = format!("DMA function of NIC{at}");
+                joined([Some(of), Some(nic.name.clone()), place.map(|pci| pci.to_string())])
+            }
             What::Package(None) | What::Numa(None, _) | What::Host(_) => return below,
         };
         vec![Line { words, below }]
@@ -127,6 +132,7 @@ fn nic_words(at: u32, nic: &Nic) -> String {
         Some(nic.name.clone()).filter(|name| *name != format!("NIC{at}")),
         nic.pci.map(|pci| pci.to_string()),
         Some(ports).filter(|ports| !ports.is_empty()),
+        nic.dma_is_untold().then(|| "DMA function unknown".to_owned()),
     ])
 }
 

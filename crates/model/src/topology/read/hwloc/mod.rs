@@ -17,11 +17,17 @@ use super::xml::{XmlError, parsed, required, wrong};
 use super::{DEVICE_LIMIT, NUMA_LIMIT, without_zeroed_uuids};
 use crate::cpuset::{CpuSet, LIMIT, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
-use crate::topology::{Allowed, Bridge, BridgeKind, Gpu, Nic, Note, NumaNode, Topology, VERSION};
+use crate::topology::{
+    Allowed, Bridge, BridgeKind, DmaFunction, Gpu, Nic, Note, NumaNode, Topology, VERSION,
+};
 use attributes::{address, bytes, info, number, os_devices, ports, set};
 
 /// Most PCI bridges of one machine; large ones have a few hundred.
 const BRIDGE_LIMIT: usize = 2048;
+
+/// Vendor and device of a DMA function, and of the NICs that can have one: ConnectX-8 and 9.
+const DMA_FUNCTION: &str = "[15b3:2100]";
+const DMA_OWNERS: [&str; 2] = ["[15b3:1023]", "[15b3:1025]"];
 
 pub(super) fn read(root: Node<'_, '_>) -> Result<Topology, XmlError> {
     let mut reader = Reader::new(root);
@@ -71,6 +77,10 @@ struct Reader {
     placeless: Vec<String>,
     /// GPUs of other vendors, by address.
     foreign: Vec<String>,
+    /// DMA functions of NICs, by busid.
+    dma: Vec<String>,
+    /// Positions of the NICs that can have one.
+    dma_owners: Vec<usize>,
     /// Since version 3 the kind of an OS device is a bit mask.
     bitmask: bool,
 }
@@ -90,6 +100,8 @@ impl Reader {
             coherent: false,
             placeless: Vec::new(),
             foreign: Vec::new(),
+            dma: Vec::new(),
+            dma_owners: Vec::new(),
             bitmask: version
                 .and_then(|major| major.parse().ok())
                 .is_some_and(|major: u32| major > 2),
@@ -246,6 +258,9 @@ impl Reader {
         } else if accelerator && (kind.contains("[1002:") || kind.contains("[8086:")) {
             self.foreign.push(required(node, "pci_busid")?.to_owned());
             Ok(())
+        } else if kind.contains(DMA_FUNCTION) {
+            self.dma.push(required(node, "pci_busid")?.to_owned());
+            Ok(())
         } else if (nvidia && class == "0680") || node.attribute("subtype") == Some("NVSwitch") {
             self.switches
                 .extend(node.attribute("gp_index").map(|handle| format!("PCIDev:{handle}")));
@@ -332,6 +347,10 @@ impl Reader {
             if let ([port], [net], [_]) = (ports.as_mut_slice(), nets.as_slice(), rdma.as_slice()) {
                 port.netdev = Some((*net).to_owned());
             }
+            let kind = node.attribute("pci_type").unwrap_or_default();
+            if DMA_OWNERS.iter().any(|owner| kind.contains(owner)) {
+                self.dma_owners.push(self.topology.nics.len());
+            }
             self.topology.nics.push(Nic { ports, ..nic(name)? });
         }
         if self.topology.nics.len() > DEVICE_LIMIT {
@@ -415,6 +434,13 @@ impl Reader {
         for (at, found) in (0u32..).zip(self.gpus) {
             let index = GpuIndex(found.nvml.filter(|_| numbered).unwrap_or(at));
             self.topology.gpus.push(Gpu { index, ..found.gpu });
+        }
+        if !self.dma.is_empty() {
+            let nics = &mut self.topology.nics;
+            self.dma_owners.iter().for_each(|at| nics[*at].dma = Some(DmaFunction::default()));
+            let text =
+                format!("no object tells whose the DMA functions are: {}", self.dma.join(", "));
+            self.topology.notes.push(Note::new("nics", text));
         }
         without_zeroed_uuids(&mut self.topology);
         self.topology.links = self.topology.derive_links();

@@ -10,12 +10,11 @@ use crate::topology::{Device, Gpu, LinkKind, Links, Nic, Note, NvLinkEnds, Topol
 /// Devices under different `<cpu>` elements are on different NUMA nodes, numbered or not.
 pub(super) fn across_cpus(topology: &Topology, links: &mut Links) {
     let ancestry = topology.ancestry();
-    let host = |parent: &Option<String>| {
-        ancestry.above(parent.as_deref()).last().map(|bridge| bridge.id.clone())
-    };
-    let gpus = topology.gpus.iter().map(|gpu| host(&gpu.parent));
-    let hosts: Vec<Option<String>> =
-        gpus.chain(topology.nics.iter().map(|nic| host(&nic.parent))).collect();
+    let host = |parent: Option<&str>| ancestry.above(parent).last().map(|bridge| bridge.id.clone());
+    let gpus = topology.gpus.iter().map(|gpu| host(gpu.parent.as_deref()));
+    let hosts: Vec<Option<String>> = gpus
+        .chain(topology.nics.iter().map(|nic| host(nic.parent.as_deref().or(nic.dma_parent()))))
+        .collect();
     let devices: Vec<(Device, Option<String>)> = topology.devices().zip(hosts).collect();
     for (n, (a, host_a)) in devices.iter().enumerate() {
         for (b, host_b) in &devices[n + 1..] {

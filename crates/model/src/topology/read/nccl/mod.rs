@@ -19,8 +19,8 @@ use super::{DEVICE_LIMIT, NUMA_LIMIT};
 use crate::cpuset::CpuSet;
 use crate::ids::{GpuIndex, NumaId, PciAddress};
 use crate::topology::{
-    Bridge, BridgeKind, ComputeCapability, Device, Gpu, LinkKind, Nic, NicKind, Note, NumaNode,
-    PcieLink, Topology, VERSION,
+    Bridge, BridgeKind, ComputeCapability, Device, DmaFunction, Gpu, LinkKind, NCCL_DMA_SUFFIX,
+    Nic, NicKind, Note, NumaNode, PcieLink, Topology, VERSION,
 };
 
 /// The highest plausible compute capability, times ten; a larger number is something else.
@@ -274,7 +274,10 @@ impl Reader {
         for node in nic.children().filter(|child| child.has_tag_name("net")) {
             let net = nets::net(node)?;
             for name in &net.names {
-                let at = self.named_nic(name, pci, pcie, parent, cpu);
+                let at = match name.strip_suffix(NCCL_DMA_SUFFIX) {
+                    Some(own) => self.dma_of(own, pci, parent),
+                    None => self.named_nic(name, pci, pcie, parent, cpu),
+                };
                 if self.topology.nics.len() > DEVICE_LIMIT {
                     return Err(wrong(node, "there are more NICs than a machine has"));
                 }
@@ -315,18 +318,29 @@ impl Reader {
         parent: &str,
         cpu: &Cpu,
     ) -> usize {
-        if let Some(at) = self.topology.nics.iter().position(|nic| nic.name == name) {
-            return at;
+        let own = self.topology.nics.iter().position(|nic| nic.name == name);
+        let at = own.unwrap_or_else(|| self.unplaced_nic(name));
+        let nic = &mut self.topology.nics[at];
+        // What its DMA function alone has named so far has no place yet.
+        if nic.parent.is_none() {
+            let parent = Some(parent.to_owned());
+            *nic = Nic { pci, numa: cpu.numa, pcie, parent, ..std::mem::take(nic) };
         }
-        self.topology.nics.push(Nic {
-            name: name.to_owned(),
-            pci,
-            numa: cpu.numa,
-            pcie,
-            parent: Some(parent.to_owned()),
-            ..Nic::default()
-        });
+        at
+    }
+
+    fn unplaced_nic(&mut self, name: &str) -> usize {
+        self.topology.nics.push(Nic { name: name.to_owned(), ..Nic::default() });
         self.topology.nics.len() - 1
+    }
+
+    /// The position of the NIC that has a DMA function at a place. Unless NCCL is told to, it
+    /// lists no other function of the NIC.
+    fn dma_of(&mut self, name: &str, pci: Option<PciAddress>, parent: &str) -> usize {
+        let own = self.topology.nics.iter().position(|nic| nic.name == name);
+        let at = own.unwrap_or_else(|| self.unplaced_nic(name));
+        self.topology.nics[at].dma = Some(DmaFunction { pci, parent: Some(parent.to_owned()) });
+        at
     }
 
     fn unnamed_nic(&mut self, node: Node<'_, '_>, parent: &str, cpu: &Cpu) -> Result<(), XmlError> {

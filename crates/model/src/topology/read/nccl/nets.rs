@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use roxmltree::Node;
 
 use super::integer;
+use crate::ids::is_elastic;
 use crate::topology::read::xml::{XmlError, parsed, required};
 use crate::topology::{Nic, NicKind, Port};
 
@@ -33,10 +34,12 @@ pub(super) fn net<'a>(node: Node<'a, '_>) -> Result<Net<'a>, XmlError> {
     // NCCL joins the names of NICs that it uses as one; the speed is their sum.
     let names: Vec<&str> = name.split('+').filter(|name| !name.is_empty()).collect();
     let alone = names.len() == 1;
+    // NCCL's own plugin for sockets has no GUID and port 0. Elastic Fabric Adapters may have no
+    // GUID either, and only what does RDMA can reach a GPU's memory (`gdr`).
+    let rdma = node.attribute("gdr") == Some("1") || names.iter().any(|name| is_elastic(name));
+    let blank = port == Some(0) || node.attribute("guid").is_some_and(is_zero);
     Ok(Net {
-        socket: port == Some(0)
-            || node.attribute("guid").is_some_and(is_zero)
-            || names.iter().any(|name| is_interface(name)),
+        socket: names.iter().any(|name| is_interface(name)) || (blank && !rdma),
         names,
         port: port.filter(|port| (1..=255).contains(port)),
         rate_gbps: speed.filter(|speed| *speed > 0.0 && alone).map(|mbit| mbit / 1e3),
@@ -134,6 +137,33 @@ impl Ports {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn is_socket(attributes: &str) -> bool {
+        let text = format!("<net speed=\"100000\" {attributes}/>");
+        let document = roxmltree::Document::parse(&text).expect("XML");
+        net(document.root_element()).expect("a network").socket
+    }
+
+    #[test]
+    fn what_reaches_gpus_and_elastic_fabric_adapters_are_rdma_without_a_guid_too() {
+        for rdma in [
+            r#"name="rdmap16s27" port="1" guid="0x0" gdr="0""#,
+            r#"name="efa_0" port="0" guid="0x0""#,
+            r#"name="rdmap79s0" guid="0x0" gdr="1""#,
+            r#"name="mlx5_0" port="1" guid="0x0" gdr="1""#,
+            r#"name="mlx5_0" port="1" guid="0x80" gdr="0""#,
+        ] {
+            assert!(!is_socket(rdma), "{rdma}");
+        }
+        for socket in [
+            r#"name="eth0" port="0" guid="0x0" gdr="0""#,
+            // GPUDirect-TCPX reaches GPUs through interfaces.
+            r#"name="eth1" port="1" guid="0x1" gdr="1""#,
+            r#"name="mlx5_0" port="0" guid="0x80" gdr="0""#,
+        ] {
+            assert!(is_socket(socket), "{socket}");
+        }
+    }
 
     #[test]
     fn interfaces_are_told_from_rdma_devices_by_their_names() {

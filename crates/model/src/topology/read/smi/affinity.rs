@@ -17,14 +17,26 @@ pub(super) enum Column {
     Cpus,
     Numa,
     GpuNuma,
+    /// One that later drivers may add; its values are left out.
+    Other,
 }
 
 /// A column and where its heading begins.
 pub(super) type Heading = (Column, usize);
 
-/// Reads the headings after the device names.
-pub(super) fn headings(words: &[Word<'_>], line: usize) -> Result<Vec<Heading>, SmiError> {
-    let mut headings = Vec::new();
+/// The most columns after the links: twice as many as are known.
+const MOST_COLUMNS: usize = 6;
+
+/// Reads the headings after the device names; also returns the texts of those that are not known.
+///
+/// Drivers have added one after the other (NUMA affinity in 2019, GPU NUMA ID in 2023), so another
+/// one is no reason to refuse a matrix.
+pub(super) fn headings(
+    words: &[Word<'_>],
+    line: usize,
+) -> Result<(Vec<Heading>, Vec<String>), SmiError> {
+    let mut headings: Vec<Heading> = Vec::new();
+    let mut unknown = Vec::new();
     let mut rest = words;
     while let Some(first) = rest.first() {
         let follows = |texts: &[&str]| {
@@ -39,18 +51,35 @@ pub(super) fn headings(words: &[Word<'_>], line: usize) -> Result<Vec<Heading>, 
             (Column::GpuNuma, &["GPU", "NUMA", "ID"]),
         ];
         let found = known.iter().find(|(_, texts)| follows(texts));
-        let Some((column, texts)) =
-            found.filter(|(column, _)| headings.iter().all(|(before, _)| before != column))
-        else {
+        let (column, length) = match found {
+            Some((column, texts)) => (*column, texts.len()),
+            None => (Column::Other, length_of_one(rest)),
+        };
+        let twice = column != Column::Other && headings.iter().any(|(before, _)| *before == column);
+        let (none_known, too_many) = (headings.is_empty(), headings.len() == MOST_COLUMNS);
+        if twice || too_many || (none_known && column == Column::Other) {
             return Err(SmiError::Heading {
                 position: place(line, first.column),
                 word: first.text.to_owned(),
             });
-        };
-        headings.push((*column, first.column));
-        rest = &rest[texts.len()..];
+        }
+        if column == Column::Other {
+            let texts: Vec<&str> = rest[..length].iter().map(|word| word.text).collect();
+            unknown.push(texts.join(" "));
+        }
+        headings.push((column, first.column));
+        rest = &rest[length..];
     }
-    Ok(headings)
+    Ok((headings, unknown))
+}
+
+/// How many words the first heading has: a single blank is within a heading.
+fn length_of_one(words: &[Word<'_>]) -> usize {
+    let within = |pair: &[Word<'_>]| {
+        let end = pair[0].column + pair[0].text.chars().count();
+        pair[1].tabs == 0 && pair[1].column == end + 1
+    };
+    1 + words.windows(2).take_while(|pair| within(pair)).count()
 }
 
 /// The values of one row after its links.
@@ -113,6 +142,7 @@ impl Affinity {
                 let nodes: NodeSet = value.text.parse().map_err(refused)?;
                 self.gpu_numa = nodes.first().map(NumaId);
             }
+            Column::Other => {}
         }
         Ok(())
     }
@@ -124,6 +154,7 @@ impl Column {
             Column::Cpus => "CPU affinity",
             Column::Numa => "NUMA affinity",
             Column::GpuNuma => "GPU NUMA ID",
+            Column::Other => "another column",
         }
     }
 }
@@ -160,7 +191,7 @@ fn columns(values: &[Value], headings: &[Heading]) -> Vec<Heading> {
     let places: Vec<usize> =
         if tabbed { stops.collect() } else { values.iter().map(|value| value.column).collect() };
     let of_heading = |at: usize| if tabbed { at + 1 } else { headings[at].1 };
-    // There are at most three headings, so there are few ways to omit some.
+    // There are few headings, so there are few ways to omit some.
     let choices = (0u32..1 << headings.len())
         .map(|mask| (0..headings.len()).filter(|at| mask & (1 << at) != 0).collect::<Vec<usize>>());
     let distance = |choice: &Vec<usize>| -> usize {

@@ -5,8 +5,10 @@
 //! stays unknown.
 //!
 //! *Invariant:* a row that does not have one cell for each column is refused, never shifted.
+//! Cells that ran together count as parted only if they can be read in one way.
 
 mod affinity;
+mod glued;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -183,6 +185,8 @@ struct Header<'a> {
     devices: Vec<(&'a str, Device)>,
     by_name: BTreeMap<&'a str, usize>,
     headings: Vec<Heading>,
+    /// Headings that are not known.
+    unknown: Vec<String>,
 }
 
 struct Row {
@@ -195,7 +199,8 @@ struct Row {
 }
 
 pub(super) fn read(text: &str) -> Result<Topology, SmiError> {
-    let lines: Vec<Vec<Word<'_>>> = text.lines().map(words).collect();
+    let lines = text.lines().map(|line| glued::parted(words(line)));
+    let (lines, parted): (Vec<Vec<Word<'_>>>, Vec<usize>) = lines.unzip();
     let first = lines.iter().position(|line| is_row(line) && is_gpu(line[0].text));
     let first = first.unwrap_or(lines.len());
     let header_at = lines[..first].iter().rposition(|line| !line.is_empty());
@@ -210,6 +215,12 @@ pub(super) fn read(text: &str) -> Result<Topology, SmiError> {
     topology.links = links(&header, &rows)?;
     name_nics(&mut topology, &lines[end..]);
     notes(&mut topology, &header, &rows, &lines[end..]);
+    let parted: usize = parted[header_at..end].iter().sum();
+    if parted > 0 {
+        let words = if parted == 1 { "word was" } else { "words were" };
+        let text = format!("{parted} {words} parted into the cells that had run together there");
+        topology.notes.push(Note::new("links", text));
+    }
     Ok(topology)
 }
 
@@ -241,8 +252,8 @@ fn header<'a>(line: &[Word<'a>], number: usize) -> Result<Option<Header<'a>>, Sm
         }
         devices.push((name.text, device));
     }
-    let headings = affinity::headings(rest, number)?;
-    Ok(Some(Header { devices, by_name, headings }))
+    let (headings, unknown) = affinity::headings(rest, number)?;
+    Ok(Some(Header { devices, by_name, headings, unknown }))
 }
 
 /// Reads the rows from the first one on; also returns the line at which they end.
@@ -428,6 +439,9 @@ fn notes(topology: &mut Topology, header: &Header<'_>, rows: &[Row], below: &[Ve
             );
             notes.push(Note::new(header.devices[row.at].0, text));
         }
+    }
+    for heading in &header.unknown {
+        notes.push(Note::new("columns", format!("{heading:?} is not known here; it is left out")));
     }
     let rowless = |(at, _): &(usize, &(&str, Device))| rows.iter().all(|row| row.at != *at);
     let rowless: Vec<&str> =

@@ -79,7 +79,9 @@ fn instances(canvas: &mut Canvas, rect: &Rect, mig: &[MigInstance]) {
 }
 
 pub(super) fn nic(canvas: &mut Canvas, rect: &Rect, at: u32, nic: &Nic) {
-    let title = format!("NIC{at}, {}", nic.name);
+    let dma = nic.dma.as_ref().and_then(|dma| dma.pci);
+    let dma = dma.map_or_else(String::new, |pci| format!(", DMA function {pci}"));
+    let title = format!("NIC{at}, {}{dma}", nic.name);
     canvas.open_button("nic", "data-device", &format!("NIC{at}"));
     canvas.rect(rect, 8.0, "#e9f2fe", "#5a9bea", &title);
     let style = "style=\"font-size:11px;fill:#1d4f91\"";

@@ -111,7 +111,13 @@ struct Branch<'a> {
 
 impl<'a> Branch<'a> {
     fn of(part: &Part<'a>) -> Self {
-        let mut below: Vec<Branch<'a>> = part.children.iter().map(Branch::of).collect();
+        // A DMA function has no card; that of its NIC names it.
+        let empty = |branch: &Branch<'_>| {
+            branch.below.is_empty() && matches!(branch.what, What::Host(_) | What::Switch(_))
+        };
+        let parts = part.children.iter().filter(|part| !matches!(part.what, What::Dma(..)));
+        let below = parts.map(Branch::of).filter(|branch| !empty(branch));
+        let mut below: Vec<Branch<'a>> = below.collect();
         match (part.what, below.len()) {
             (What::Switch(_), 1) => {
                 let only = below.remove(0);
