@@ -39,7 +39,7 @@ pub fn meaning(xid: u64) -> &'static str {
 pub(super) fn remedy(xid: u32) -> &'static str {
     match xid {
         79 => {
-            "power the machine off and on; if it comes again, the card's seat, power and cooling, \
+            "power the machine off and on; if it comes again, its seat, power and cooling, \
              then the vendor"
         }
         74 | 144..=150 => {

@@ -98,8 +98,8 @@ impl Untold {
         let places: Vec<String> = functions.map(ToString::to_string).collect();
         let why = match self.roots {
             true => {
-                "which root alone may read: as root, 'topo -o yaml' writes a file for --topology \
-                 that has it"
+                "which root alone may read: a file of this machine that root writes \
+                 ('cuda-cluster topo -o yaml') has it, and plans take that instead"
             }
             false => "which do not tell it",
         };
