@@ -307,7 +307,7 @@ fn device_memory_goes_through_host_memory_where_ucx_cannot_access_it() {
     let Some(machine) = Machine::new("UCX without CUDA", "poison") else { return };
     let Some(libucp) = with_verbs("UCX without CUDA") else { return };
     // A libucp that does not know CUDA, and a list that leaves it out.
-    for without in [("CUDA_CLUSTER_UCX", libucp), ("UCX_TLS", "posix,cma,self")] {
+    for without in [("CUDA_CLUSTER_UCX", libucp.as_str()), ("UCX_TLS", "posix,cma,self")] {
         let up = machine.up(&["--n-workers", "2", "--disable-nvlink"], &[without]);
         assert_eq!(up.code, 0, "{up}");
         let (code, pairs) = machine.pairs(&["verify", "dev", "--memory", "device", "--rounds=1"]);
@@ -526,11 +526,11 @@ fn a_planned_port_that_ucx_has_not_opened_is_said_and_fails_the_verification() {
 
 /// A libucp with transports for InfiniBand, of the system. `None`, with a recorded skip, if there is
 /// none.
-fn with_verbs(test: &str) -> Option<&'static str> {
-    const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu";
-    let has = |file: &str| Path::new(SYSTEM).join(file).exists();
-    if has("libucp.so.0") && has("ucx/libuct_ib.so.0") {
-        return Some("/usr/lib/x86_64-linux-gnu/libucp.so.0");
+fn with_verbs(test: &str) -> Option<String> {
+    let system = Path::new("/usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
+    let libucp = system.join("libucp.so.0");
+    if libucp.exists() && system.join("ucx/libuct_ib.so.0").exists() {
+        return Some(libucp.display().to_string());
     }
     skip("ucx-verbs", &format!("{test}: libucx0 is not installed, see scripts/setup.sh"));
     None
@@ -545,7 +545,7 @@ fn under_strict_a_worker_without_its_planned_port_ends_at_once_with_the_cause() 
     // This machine does not have the CPUs of the made-up one.
     let unbound = ["--cpus", "none", "--memory-policy", "none"];
     let up = [&arguments[..], &devices, &unbound].concat();
-    let up = machine.up(&up, &[("CUDA_CLUSTER_UCX", libucp)]);
+    let up = machine.up(&up, &[("CUDA_CLUSTER_UCX", &libucp)]);
     assert_eq!(up.code, 1, "{up}");
     let cause = "planned for this worker, but not in use: mlx5_0:1 (/dev/infiniband";
     assert!(up.stderr.contains(cause), "{up}");

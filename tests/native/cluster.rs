@@ -18,7 +18,7 @@ use cuda_cluster::plan::Plan;
 use cuda_cluster::wire::native::WorkerLanes;
 use cuda_cluster::wire::status::{self, Status};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 
 /// Longest wait for anything; a test that waits longer has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -212,8 +212,8 @@ impl Cluster {
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid(name)));
         let pages = statm.expect("the process is there");
         let pages = pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-        // The second field counts pages; those of x86-64 and most of aarch64 are of 4 KiB.
-        pages.expect("a number") * 4096
+        let page = sysconf(SysconfVar::PAGE_SIZE).expect("a number").expect("a page has a size");
+        pages.expect("a number") * page.unsigned_abs()
     }
 
     pub(crate) fn wait_ready(&mut self, name: &str) -> Status {

@@ -25,8 +25,9 @@ use crate::codes::{Answer, INVALID_VALUE, MAP_FAILED, OUT_OF_MEMORY};
 use crate::ledger::Ledger;
 use crate::machine::Device;
 
-/// What a block begins at, in its file, too: files are mapped page by page.
-const PAGE: usize = 4096;
+/// What a block begins at, in its file, too: files are mapped page by page. Kernels for Arm may
+/// have pages of up to 64 KiB.
+const PAGE: usize = if cfg!(target_arch = "aarch64") { 64 << 10 } else { 4096 };
 
 /// Two mappings of the same pages: one for the program, which may not touch them, and one for us.
 struct Mapped {

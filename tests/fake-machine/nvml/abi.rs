@@ -138,7 +138,7 @@ impl Place {
 
 fn fill(room: &mut [c_char], text: &str) {
     for (to, from) in room.iter_mut().zip(text.bytes()) {
-        *to = from.cast_signed();
+        *to = c_char::from_ne_bytes([from]); // unsigned on Arm
     }
 }
 

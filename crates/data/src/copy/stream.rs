@@ -37,44 +37,102 @@ pub unsafe fn stream(Piece { from, to, len }: Piece) {
 }
 
 /// As far as whole groups of pages go: how many bytes.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe fn stream_pages(from: *const u8, to: *mut u8, len: usize) -> usize {
-    use std::arch::x86_64::{
-        _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
-    };
     const PAGE: usize = 4096;
     const TOGETHER: usize = 4;
-    const LINE: usize = 64;
-    const AHEAD: usize = 256;
     if !to.addr().is_multiple_of(16) {
         return 0;
     }
     let whole = len - len % (TOGETHER * PAGE);
     for group in (0..whole).step_by(TOGETHER * PAGE) {
-        for line in (0..PAGE).step_by(LINE) {
+        for line in (0..PAGE).step_by(processor::LINE) {
             for page in (0..TOGETHER * PAGE).step_by(PAGE) {
                 let at = group + page + line;
                 // SAFETY: `at + LINE` is at most `whole`; `to` is aligned as streaming needs it.
-                // What is prefetched need not exist.
-                unsafe {
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + AHEAD).cast());
-                    for part in (at..at + LINE).step_by(16) {
-                        let bytes = _mm_loadu_si128(from.add(part).cast());
-                        _mm_stream_si128(to.add(part).cast(), bytes);
-                    }
-                }
+                unsafe { processor::stream_line(from.add(at), to.add(at)) };
             }
         }
     }
-    // Whoever is told that the bytes are there must see them.
-    // SAFETY: every x86-64 processor has it.
-    unsafe { _mm_sfence() };
+    processor::finish();
     whole
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn stream_pages(_: *const u8, _: *mut u8, _: usize) -> usize {
     0
+}
+
+#[cfg(target_arch = "x86_64")]
+mod processor {
+    use std::arch::x86_64::{
+        _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128,
+    };
+
+    pub(super) const LINE: usize = 64;
+    const AHEAD: usize = 256;
+
+    /// # Safety
+    ///
+    /// [`LINE`] bytes must be readable and writable there, `to` a multiple of 16.
+    #[inline]
+    pub(super) unsafe fn stream_line(from: *const u8, to: *mut u8) {
+        // SAFETY: the caller's promise. What is prefetched need not exist.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+            for part in (0..LINE).step_by(16) {
+                let bytes = _mm_loadu_si128(from.add(part).cast());
+                _mm_stream_si128(to.add(part).cast(), bytes);
+            }
+        }
+    }
+
+    /// Whoever is told that the bytes are there must see them.
+    #[inline]
+    pub(super) fn finish() {
+        // SAFETY: every x86-64 processor has it.
+        unsafe { _mm_sfence() };
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod processor {
+    use std::arch::asm;
+
+    pub(super) const LINE: usize = 64;
+    const AHEAD: usize = 256;
+
+    /// # Safety
+    ///
+    /// [`LINE`] bytes must be readable and writable there.
+    #[inline]
+    pub(super) unsafe fn stream_line(from: *const u8, to: *mut u8) {
+        // There are no stable intrinsics for STNP, a pair of stores that asks to pass the caches.
+        // SAFETY: the caller's promise. What is prefetched need not exist.
+        unsafe {
+            asm!(
+                "prfm pldl1strm, [{from}, #{ahead}]",
+                "ldp {a:q}, {b:q}, [{from}]",
+                "ldp {c:q}, {d:q}, [{from}, #32]",
+                "stnp {a:q}, {b:q}, [{to}]",
+                "stnp {c:q}, {d:q}, [{to}, #32]",
+                from = in(reg) from,
+                to = in(reg) to,
+                ahead = const AHEAD,
+                a = out(vreg) _,
+                b = out(vreg) _,
+                c = out(vreg) _,
+                d = out(vreg) _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Nothing: unlike x86-64's, these stores are ordered as all others are, by whatever tells
+    /// another thread or process that the bytes are there. Only LDNP, which loads, is an exception
+    /// (Arm Architecture Reference Manual, B2.3).
+    #[inline]
+    pub(super) fn finish() {}
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::stat::fstat;
 
 use super::limits::Limits;
+use super::pages::page_size;
 
 /// How long page tables are kept that nobody uses.
 const KEEP: Duration = Duration::from_secs(10);
@@ -168,7 +169,7 @@ impl Mapped {
         let before = touched.ranges.insert(offset, len).unwrap_or(0);
         touched.bytes = touched.bytes - before + len;
         drop(touched);
-        if before < len && offset.is_multiple_of(4096) {
+        if before < len && offset.is_multiple_of(page_size()) {
             // SAFETY: within the mapping, whose end is the end of a page.
             let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_POPULATE_WRITE) };
         }

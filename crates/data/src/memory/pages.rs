@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 use nix::unistd::{SysconfVar, sysconf};
 
-/// The smallest page of any machine that CUDA and UCX run on, in bytes.
+/// The smallest page of any machine that CUDA and UCX run on, in bytes. Writing to every so many
+/// touches all pages, whatever their size; what is mapped or unmapped goes by [`page_size`].
 pub const PAGE: usize = 4096;
 
 /// The size of this machine's pages, in bytes: 4 KiB, on Arm also 16 or 64.
@@ -37,11 +38,12 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// New pages of `len` bytes, a multiple of [`PAGE`].
+    /// New pages of `len` bytes, a multiple of [`page_size`].
     ///
     /// # Errors
     /// If there is no memory.
     pub(super) fn new(len: usize) -> io::Result<Self> {
+        assert!(len.is_multiple_of(page_size()), "whole pages");
         // Miri unmaps only what was mapped at once.
         let surplus = if len >= HUGE && !cfg!(miri) { HUGE } else { 0 };
         let whole = len.checked_add(surplus).and_then(NonZeroUsize::new);
@@ -68,9 +70,10 @@ impl Pages {
         Ok(Self { start, len })
     }
 
-    /// Takes off the first `len` bytes, a multiple of [`PAGE`].
+    /// Takes off the first `len` bytes, a multiple of [`page_size`]: the kernel would unmap the rest
+    /// of a page together with them.
     pub(super) fn cut(&mut self, len: usize) -> Self {
-        assert!(len.is_multiple_of(PAGE) && len <= self.len, "a part of the pages");
+        assert!(len.is_multiple_of(page_size()) && len <= self.len, "a part of the pages");
         let start = self.start;
         // SAFETY: at most the end of the mapping. Each part is unmapped by its own owner.
         self.start = unsafe { start.add(len) };

@@ -612,17 +612,6 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_little_larger_than_asked_for() {
-        for len in [POOLED, POOLED + 1, 100_000, (1 << 20) + 1, 200 << 20, (1 << 31) + 5] {
-            let size = Sizes::Few.of(len).unwrap();
-            assert!(
-                size >= len && size.is_multiple_of(4096) && size - len <= (len / 8).max(4096),
-                "{len}"
-            );
-        }
-    }
-
-    #[test]
     fn a_process_that_has_as_much_as_it_may_keeps_nothing_and_what_it_has_too_much_of_goes_oldest_first()
      {
         let has = Arc::new(AtomicUsize::new(0));
