@@ -11,7 +11,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 use nix::unistd::{SysconfVar, sysconf};
 
 /// The smallest page of any machine that CUDA and UCX run on, in bytes. Writing to every so many
-/// touches all pages, whatever their size; what is mapped or unmapped goes by [`page_size`].
+/// touches all pages, whatever their size; what is mapped or unmapped goes by the machine's.
 pub const PAGE: usize = 4096;
 
 /// The size of this machine's pages, in bytes: 4 KiB, on Arm also 16 or 64.
@@ -70,8 +70,8 @@ impl Pages {
         Ok(Self { start, len })
     }
 
-    /// Takes off the first `len` bytes, a multiple of [`page_size`]: the kernel would unmap the rest
-    /// of a page together with them.
+    /// Takes off the first `len` bytes, a multiple of [`page_size`]: the kernel would unmap the
+    /// rest of a page together with them.
     pub(super) fn cut(&mut self, len: usize) -> Self {
         assert!(len.is_multiple_of(page_size()) && len <= self.len, "a part of the pages");
         let start = self.start;
