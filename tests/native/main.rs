@@ -7,6 +7,7 @@ mod engine;
 mod gather;
 mod measure;
 mod memory;
+mod seeds;
 mod shared;
 #[path = "../skip/mod.rs"]
 mod skip;

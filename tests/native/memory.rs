@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cluster::Cluster;
+use crate::seeds::{random, seeds};
 use cuda_cluster::cluster::Client;
 use cuda_cluster::cluster::workloads::{Matrix, Merge};
 use cuda_cluster::os::process;
@@ -26,24 +27,6 @@ const DEVICE: u64 = 1 << 20;
 
 /// The supervisor ends a worker whose resident memory is this share of its limit.
 const ENDED_AT_PERCENT: u64 = 95;
-
-/// SplitMix64, so that a failure can be reproduced from its seed.
-pub(crate) fn random(seed: &mut u64) -> u64 {
-    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *seed;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
-/// The seeds in `CUDA_CLUSTER_SEEDS` (`3..60`), otherwise a few.
-pub(crate) fn seeds() -> std::ops::Range<u64> {
-    let range = std::env::var("CUDA_CLUSTER_SEEDS").ok().map(|range| {
-        let (first, last) = range.split_once("..").expect("like 3..60");
-        first.parse().expect("a number")..last.parse().expect("a number")
-    });
-    range.unwrap_or(0..4)
-}
 
 /// Resident memory of a worker before it has data.
 pub(crate) fn idle_bytes() -> u64 {
@@ -200,7 +183,7 @@ static JOINED: std::sync::LazyLock<(u64, u64)> = std::sync::LazyLock::new(|| MER
 fn data_beyond_both_limits_go_to_the_disk_and_a_kill_changes_no_number() {
     let idle = idle_bytes();
     println!("an idle worker has {idle} bytes resident");
-    let figures: Vec<Figures> = seeds().map(|seed| run(seed, idle)).collect();
+    let figures: Vec<Figures> = seeds(0..4).map(|seed| run(seed, idle)).collect();
     let most = figures.iter().map(|one| one.most_bytes).max().unwrap_or(0);
     let files: u64 = figures.iter().map(|one| one.files).sum();
     let recomputed: u64 = figures.iter().map(|one| one.recomputed).sum();

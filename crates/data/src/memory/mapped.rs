@@ -8,17 +8,16 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::mman::{MmapAdvise, ProtFlags};
 use nix::sys::stat::fstat;
 
 use super::limits::Limits;
+use super::mapping::Mapping;
 use super::pages::page_size;
 
 /// How long page tables are kept that nobody uses.
@@ -27,8 +26,8 @@ const KEEP: Duration = Duration::from_secs(10);
 /// A peer's arena.
 #[derive(Debug)]
 pub struct Mapped {
-    start: NonNull<u8>,
-    len: usize,
+    /// Only written, in ranges that were granted for one message each.
+    mapping: Mapping,
     touched: Mutex<Touched>,
 }
 
@@ -46,11 +45,6 @@ pub struct Mappings {
     limits: Arc<Limits>,
     files: Mutex<HashMap<(u64, u64), Weak<Mapped>>>,
 }
-
-// SAFETY: the mapping is only written, in ranges that were granted for one message each.
-unsafe impl Send for Mapped {}
-// SAFETY: as above; everything else in it is for many threads.
-unsafe impl Sync for Mapped {}
 
 impl Mappings {
     /// No more bytes than it may hold stay in the page tables of this process.
@@ -129,71 +123,39 @@ impl Mappings {
     }
 }
 
-/// The length of a peer's file, which cannot shrink.
-///
-/// # Errors
-/// If it can.
-pub(super) fn sealed_length(file: &OwnedFd, size: i64) -> io::Result<NonZeroUsize> {
-    let wrong = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text);
-    let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
-    if !seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK)) {
-        return Err(wrong("the peer's memory may shrink"));
-    }
-    let len = usize::try_from(size).ok().and_then(NonZeroUsize::new);
-    len.ok_or_else(|| wrong("the peer's memory is empty"))
-}
-
 impl Mapped {
     fn new(file: &OwnedFd, size: i64, now: Instant) -> io::Result<Self> {
-        let len = sealed_length(file, size)?;
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
-        let start = unsafe { mmap(None, len, protection, flags, file, 0) }?;
-        let len = len.get();
-        // SAFETY: the whole of the mapping.
-        let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTFORK) };
+        let mapping = Mapping::new(file, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE)?;
         let touched = Touched { ranges: HashMap::new(), bytes: 0, last: now };
-        Ok(Self { start: start.cast(), len, touched: Mutex::new(touched) })
+        Ok(Self { mapping, touched: Mutex::new(touched) })
     }
 
     /// Where `len` bytes at `offset` are to be written, if there are as many. Their pages are in
     /// the page tables then, which takes less time all at once.
     pub fn place(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
-        offset.checked_add(len).filter(|end| *end <= self.len)?;
-        // SAFETY: within the mapping, as was just checked.
-        let start = unsafe { self.start.add(offset) };
+        offset.checked_add(len).filter(|end| *end <= self.mapping.len())?;
         let mut touched = self.touched();
         touched.last = Instant::now();
         let before = touched.ranges.insert(offset, len).unwrap_or(0);
         touched.bytes = touched.bytes - before + len;
         drop(touched);
         if before < len && offset.is_multiple_of(page_size()) {
-            // SAFETY: within the mapping, whose end is the end of a page.
-            let _ = unsafe { madvise(start.cast(), len, MmapAdvise::MADV_POPULATE_WRITE) };
+            self.mapping.advise(offset, len, MmapAdvise::MADV_POPULATE_WRITE);
         }
-        Some(start)
+        Some(self.mapping.at(offset))
     }
 
     /// Takes it out of the page tables: how many bytes.
     fn forget(&self) -> usize {
         let mut touched = self.touched();
         touched.ranges.clear();
-        // SAFETY: the whole of the mapping; its bytes stay in the file.
-        let _ = unsafe { madvise(self.start.cast(), self.len, MmapAdvise::MADV_DONTNEED) };
+        self.mapping.forget(0, self.mapping.len());
         std::mem::take(&mut touched.bytes)
     }
 
     fn touched(&self) -> std::sync::MutexGuard<'_, Touched> {
         self.touched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: the whole of the mapping, of which nobody has a part any more.
-        let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }
 

@@ -11,6 +11,7 @@ mod kept;
 mod lease;
 mod limits;
 pub mod mapped;
+mod mapping;
 mod pace;
 mod pages;
 mod pool;

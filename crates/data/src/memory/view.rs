@@ -24,13 +24,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use nix::errno::Errno;
-use nix::sys::mman::{
-    MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
-};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use nix::sys::stat::fstat;
 
 use super::lease::Lease;
-use super::mapped::sealed_length;
+use super::mapping::Mapping;
 use super::pages::page_size;
 use super::pool::KEEP;
 
@@ -61,8 +59,8 @@ struct Idle {
 pub struct Viewed {
     /// None once the peer is dead, and what is still viewed is detached.
     file: Mutex<Option<OwnedFd>>,
-    start: NonNull<u8>,
-    len: usize,
+    /// Only read, and by views alone, whose bytes nobody writes.
+    mapping: Mapping,
     /// By offset. Those in use do not overlap.
     parts: Mutex<BTreeMap<usize, Part>>,
     idle: Arc<Idle>,
@@ -91,11 +89,6 @@ pub struct View {
     /// Dropped after the view has ended.
     _lease: Lease,
 }
-
-// SAFETY: the mapping is only read, and by views alone, whose bytes nobody writes.
-unsafe impl Send for Viewed {}
-// SAFETY: as above; everything else in it is for many threads.
-unsafe impl Sync for Viewed {}
 
 impl std::fmt::Debug for Idle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -186,15 +179,9 @@ impl Views {
 
 impl Viewed {
     fn new(file: OwnedFd, size: i64, idle: Arc<Idle>) -> io::Result<Self> {
-        let len = sealed_length(&file, size)?;
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE;
-        // SAFETY: a new mapping, at a place of the kernel's choice.
-        let start = unsafe { mmap(None, len, ProtFlags::PROT_READ, flags, &file, 0) }?;
-        let len = len.get();
-        // SAFETY: the whole of the mapping.
-        let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTFORK) };
+        let mapping = Mapping::new(&file, size, ProtFlags::PROT_READ)?;
         let (file, parts) = (Mutex::new(Some(file)), Mutex::default());
-        Ok(Self { file, start: start.cast(), len, parts, idle })
+        Ok(Self { file, mapping, parts, idle })
     }
 
     fn file(&self) -> MutexGuard<'_, Option<OwnedFd>> {
@@ -206,7 +193,7 @@ impl Viewed {
     pub fn view(self: &Arc<Self>, offset: u64, len: usize, lease: Lease) -> Option<View> {
         let offset = usize::try_from(offset).ok().filter(|at| at.is_multiple_of(page_size()))?;
         let whole = len.checked_next_multiple_of(page_size()).filter(|whole| *whole > 0)?;
-        let end = offset.checked_add(whole).filter(|end| *end <= self.len)?;
+        let end = offset.checked_add(whole).filter(|end| *end <= self.mapping.len())?;
         let mut parts = self.parts();
         self.file().as_ref()?;
         let near = parts.range(..end).rev();
@@ -223,15 +210,15 @@ impl Viewed {
         for at in met.into_iter().filter(|at| !is_same(*at, &parts[at])).collect::<Vec<_>>() {
             let gone = parts.remove(&at).map_or(0, |part| part.len);
             self.idle.remove(gone);
-            self.zap(at, gone);
+            self.mapping.forget(at, gone);
+        }
+        if parts.get(&offset).is_some_and(Part::is_idle) {
+            self.idle.remove(whole);
         }
         let since = Instant::now();
-        let part = parts.entry(offset).or_insert_with(|| {
-            self.idle.bytes.fetch_add(whole, Ordering::Relaxed);
-            Part { len: whole, users: 0, detached: false, leaving: false, since }
-        });
+        let new = Part { len: whole, users: 0, detached: false, leaving: false, since };
+        let part = parts.entry(offset).or_insert(new);
         if part.users == 0 {
-            self.idle.remove(whole);
             self.idle.used.fetch_add(whole, Ordering::Relaxed);
         }
         part.users += 1;
@@ -272,7 +259,7 @@ impl Viewed {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping, at a place of the kernel's choice.
         let copy = unsafe { mmap_anonymous(None, whole, protection, MapFlags::MAP_PRIVATE) }?;
-        let place = self.at(offset);
+        let place = self.mapping.at(offset);
         // SAFETY: both are so many bytes long; nobody writes the first, or knows the second.
         unsafe { place.copy_to_nonoverlapping(copy.cast(), len) };
         // SAFETY: the copy, which nobody knows, takes the place of a part of this mapping with the
@@ -286,8 +273,7 @@ impl Viewed {
             let _ = unsafe { munmap(copy, len) };
             return Err(error.into());
         }
-        // SAFETY: as for the mapping that it is a part of.
-        let _ = unsafe { madvise(place.cast(), len, MmapAdvise::MADV_DONTFORK) };
+        self.mapping.advise(offset, len, MmapAdvise::MADV_DONTFORK);
         Ok(())
     }
 
@@ -323,13 +309,12 @@ impl Viewed {
         let file = self.file();
         let Some(file) = &*file else { return self.seclude(offset, len) };
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
-        let place = Some(self.at(offset).addr());
-        let len = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
+        let place = Some(self.mapping.at(offset).addr());
+        let whole = NonZeroUsize::new(len).ok_or(io::ErrorKind::InvalidInput)?;
         let from = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a part of this mapping, to which nobody refers, is mapped as it was at first.
-        let place = unsafe { mmap(place, len, ProtFlags::PROT_READ, flags, file, from) }?;
-        // SAFETY: as for the mapping that it is a part of.
-        let _ = unsafe { madvise(place, len.get(), MmapAdvise::MADV_DONTFORK) };
+        unsafe { mmap(place, whole, ProtFlags::PROT_READ, flags, file, from) }?;
+        self.mapping.advise(offset, len, MmapAdvise::MADV_DONTFORK);
         Ok(())
     }
 
@@ -337,7 +322,7 @@ impl Viewed {
     fn seclude(&self, offset: usize, len: usize) -> io::Result<()> {
         let Some(len) = NonZeroUsize::new(len) else { return Ok(()) };
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED;
-        let place = Some(self.at(offset).addr());
+        let place = Some(self.mapping.at(offset).addr());
         // SAFETY: a part of this mapping, to which nobody refers.
         unsafe { mmap_anonymous(place, len, ProtFlags::PROT_NONE, flags) }?;
         Ok(())
@@ -366,15 +351,9 @@ impl Viewed {
             self.seclude(from, offset - from)?;
             from = offset + part.len;
         }
-        self.seclude(from, self.len - from)?;
+        self.seclude(from, self.mapping.len() - from)?;
         *file = None;
         Ok(())
-    }
-
-    /// Takes a part out of the page tables.
-    fn zap(&self, offset: usize, len: usize) {
-        // SAFETY: a part of the mapping, whose bytes stay in the file.
-        let _ = unsafe { madvise(self.at(offset).cast(), len, MmapAdvise::MADV_DONTNEED) };
     }
 
     /// When the part that has been idle for longest was last used.
@@ -393,7 +372,7 @@ impl Viewed {
             }
         }
         for (offset, len) in old {
-            self.zap(offset, len);
+            self.mapping.forget(offset, len);
             self.parts().remove(&offset);
             self.idle.remove(len);
         }
@@ -402,11 +381,6 @@ impl Viewed {
     /// Forgets everything that is not in use: there will be no more of it.
     pub fn forget_idle(&self) {
         self.forget_before(Instant::now());
-    }
-
-    fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: every part lies within the mapping.
-        unsafe { self.start.add(offset) }
     }
 
     fn parts(&self) -> MutexGuard<'_, BTreeMap<usize, Part>> {
@@ -434,8 +408,6 @@ impl Drop for Viewed {
     fn drop(&mut self) {
         let idle = self.parts().values().filter(|part| part.is_idle()).map(|part| part.len).sum();
         self.idle.remove(idle);
-        // SAFETY: the whole of the mapping, of which there are no views any more.
-        let _ = unsafe { munmap(self.start.cast(), self.len) };
     }
 }
 
@@ -451,7 +423,9 @@ impl Deref for View {
     fn deref(&self) -> &[u8] {
         // SAFETY: so many bytes of the mapping, which nobody writes as long as this is viewed: the
         // peer has said so, and who detaches them puts the same bytes there.
-        unsafe { std::slice::from_raw_parts(self.viewed.at(self.offset).as_ptr(), self.len) }
+        unsafe {
+            std::slice::from_raw_parts(self.viewed.mapping.at(self.offset).as_ptr(), self.len)
+        }
     }
 }
 

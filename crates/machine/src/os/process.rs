@@ -100,20 +100,25 @@ fn ignored(status: &str, signal: u32) -> bool {
 
 /// Resident memory of a process in bytes; `None` if it does not exist.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
-    statm(pid, 1)
+    resident(pid).map(|resident| resident.bytes)
 }
 
-/// Of these, the bytes of files and of memory that other processes may share.
-pub fn resident_shared_bytes(pid: u32) -> Option<u64> {
-    statm(pid, 2)
+/// Resident memory of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resident {
+    pub bytes: u64,
+    /// Of these, those of files and of memory that other processes may share.
+    pub shared_bytes: u64,
 }
 
-/// A figure of pages, proc(5), in bytes.
-fn statm(pid: u32, field: usize) -> Option<u64> {
+/// As [`resident_bytes`], with what is shared.
+pub fn resident(pid: u32) -> Option<Resident> {
+    // The second and the third field count pages, proc(5).
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-    let pages: u64 = statm.split(' ').nth(field)?.parse().ok()?;
     let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
-    Some(pages * u64::try_from(page).ok()?)
+    let page = u64::try_from(page).ok()?;
+    let mut figures = statm.split(' ').skip(1).map_while(|pages| pages.parse::<u64>().ok());
+    Some(Resident { bytes: figures.next()? * page, shared_bytes: figures.next()? * page })
 }
 
 /// Processor time that a process has used, without its children; `None` if it does not exist.

@@ -15,6 +15,7 @@ use crate::connection;
 use crate::error::{ConversationError, Error};
 use crate::plane::{Target, TransferError};
 use cuda_cluster_data::memory::SHAREABLE;
+use cuda_cluster_data::memory::view::View;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::frame::FRAME_LIMIT;
@@ -198,11 +199,7 @@ async fn bring(
 ) -> Result<Buffer, FetchError> {
     let name = object.to_string();
     let length = room.len();
-    let viewing = tokio::time::timeout(VIEW_TIME, shared.views.view(&source.name, object));
-    if length >= SHAREABLE
-        && let Ok(Some(view)) = viewing.await
-        && view.len() == length
-    {
+    if let Some(view) = in_place(shared, object, source, length).await {
         // To a device, it is copied.
         return Ok(blocking(&shared.store, move |_| room.view(view)).await??);
     }
@@ -217,6 +214,20 @@ async fn bring(
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The object where the peer has it, if it can be read there.
+async fn in_place(
+    shared: &WorkerContext,
+    object: ObjectId,
+    source: &Member,
+    length: usize,
+) -> Option<View> {
+    if length < SHAREABLE {
+        return None;
+    }
+    let viewing = tokio::time::timeout(VIEW_TIME, shared.views.view(&source.name, object));
+    viewing.await.ok()?.filter(|view| view.len() == length)
 }
 
 async fn from_socket(

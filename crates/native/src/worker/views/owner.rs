@@ -17,6 +17,7 @@ use super::CARRIER;
 use crate::connection;
 use crate::error::ConversationError;
 use crate::worker::objects::{Store, is_released, on_host};
+use cuda_cluster_data::memory::HostMemory;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_machine::os::passing;
 use cuda_cluster_model::text::in_full;
@@ -126,19 +127,17 @@ async fn view(
     shown: &mut HashMap<u64, Shown>,
 ) -> Result<(), ConversationError> {
     let buffer = store.share(object);
-    let place = buffer.as_deref().and_then(on_host).and_then(|memory| memory.shared());
-    let file = place.map(|(arena, offset)| (Arc::clone(arena), offset as u64));
+    let place = buffer.as_deref().and_then(on_host).and_then(HostMemory::shared);
+    let place = place.map(|(arena, offset)| (Arc::clone(arena), offset as u64));
     // Without a descriptor for readers, it is not shared.
-    let (Some(buffer), Some((arena, offset))) = (buffer, file) else {
-        return connection::send(write, &ToViewer::Elsewhere).await;
-    };
-    let Ok(file) = arena.read_only() else {
+    let file = place.as_ref().and_then(|(arena, _)| arena.read_only().ok());
+    let (Some(buffer), Some((_, offset)), Some(file)) = (buffer, &place, file) else {
         return connection::send(write, &ToViewer::Elsewhere).await;
     };
     let bytes = buffer.len() as u64;
     // Before the peer knows of it.
     shown.insert(view, Shown { buffer, recalled: false });
-    connection::send(write, &ToViewer::Here { view, offset, bytes }).await?;
+    connection::send(write, &ToViewer::Here { view, offset: *offset, bytes }).await?;
     let stream: &UnixStream = (*write).as_ref();
     let sent = stream.async_io(Interest::WRITABLE, || passing::send(stream, &CARRIER, &[file]));
     match sent.await? {

@@ -139,7 +139,7 @@ async fn talk(
     let error = tokio::select! {
         error = talk.hear(read) => error,
         error = talk.ask(Writer(Some(write)), incoming) => error,
-        () = talk.give_back(recalls) => ConversationError::Slow,
+        error = talk.give_back(recalls) => error,
     };
     talk.part();
     match error {
@@ -217,7 +217,7 @@ impl Talk {
     }
 
     /// Takes copies of what the peer needs back, one after the other, because each needs memory.
-    async fn give_back(&self, mut recalls: mpsc::UnboundedReceiver<u64>) {
+    async fn give_back(&self, mut recalls: mpsc::UnboundedReceiver<u64>) -> ConversationError {
         while let Some(view) = recalls.recv().await {
             let place = self.state().shown.get(&view).cloned();
             let Some((viewed, offset)) = place else { continue };
@@ -235,6 +235,8 @@ impl Talk {
                 }
             }
         }
+        // Its sender lives as long as this.
+        io::Error::from(NotConnected).into()
     }
 
     /// The peer has ended: nothing of it stays.

@@ -23,7 +23,7 @@ use crate::plane::Plane;
 use cuda_cluster_data::cuda::Device;
 use cuda_cluster_data::memory::{HostMemory, spare};
 use cuda_cluster_data::ucx::Buffer;
-use cuda_cluster_machine::os::process;
+use cuda_cluster_machine::os::process::{self, Resident};
 use cuda_cluster_wire::tasks::{Counters, ObjectId};
 
 /// The settings of a store.
@@ -65,10 +65,9 @@ struct Watched {
 
 impl Watched {
     /// Bytes of peers that are reserved and not resident, because nobody has read them yet.
-    fn unread(&self) -> u64 {
-        let shared = process::resident_shared_bytes(std::process::id()).unwrap_or(self.files);
-        let shared = usize::try_from(shared.saturating_sub(self.files)).unwrap_or(usize::MAX);
-        spare::unread(shared) as u64
+    fn unread(&self, resident: Resident) -> u64 {
+        let shared = resident.shared_bytes.saturating_sub(self.files);
+        spare::unread(usize::try_from(shared).unwrap_or(usize::MAX)) as u64
     }
 }
 
@@ -150,11 +149,10 @@ impl Store {
         let tiers = Tiers::new(limit.or(all), settings.host_limit, settings.disk_limit)
             .simulated(simulated);
         let budget = settings.memory_limit.map(|limit| {
-            let resident = process::resident_bytes(std::process::id()).unwrap_or(0);
-            let files = process::resident_shared_bytes(std::process::id()).unwrap_or(0);
+            let resident = process::resident(std::process::id()).unwrap_or_default();
             let now = Instant::now();
-            let budget = Budget::new(limit, resident);
-            Watched { budget, files, start: now, looked: now }
+            let budget = Budget::new(limit, resident.bytes);
+            Watched { budget, files: resident.shared_bytes, start: now, looked: now }
         });
         let (contents, rising) = (HashMap::new(), HashSet::new());
         Self {

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Inner, Store, Watched};
+use super::{Inner, Store};
 use crate::worker::objects::core::Transient;
 use crate::worker::objects::error::StoreError;
 use crate::worker::objects::ledger::{Consumer, For, Reserved};
@@ -260,9 +260,9 @@ impl Store {
 
     /// Resident bytes that are reserved, and spare ones, which data may take at any time. A piece
     /// that is freed or reused during the call counts at least once.
-    fn data(&self, watched: &Watched) -> u64 {
+    fn data(&self, unread: u64) -> u64 {
         let before = self.charged();
-        let (spare, unread) = (spare::kept() as u64, watched.unread());
+        let spare = spare::kept() as u64;
         (before.max(self.charged()) + spare).saturating_sub(unread)
     }
 
@@ -282,8 +282,9 @@ impl Store {
             return;
         }
         watched.looked = Instant::now();
-        let Some(resident) = process::resident_bytes(std::process::id()) else { return };
-        watched.budget.observe(resident, self.data(watched), watched.start.elapsed());
+        let Some(resident) = process::resident(std::process::id()) else { return };
+        let data = self.data(watched.unread(resident));
+        watched.budget.observe(resident.bytes, data, watched.start.elapsed());
     }
 
     /// Returns freed memory to the system, and measures the process again without old peaks.
@@ -293,9 +294,9 @@ impl Store {
         let charged = self.charged();
         let mut inner = self.lock();
         let Some(watched) = &mut inner.budget else { return };
-        let charged = charged.saturating_sub(watched.unread());
-        if let Some(resident) = process::resident_bytes(std::process::id()) {
-            watched.budget.settle(resident, charged, watched.start.elapsed());
+        if let Some(resident) = process::resident(std::process::id()) {
+            let charged = charged.saturating_sub(watched.unread(resident));
+            watched.budget.settle(resident.bytes, charged, watched.start.elapsed());
         }
     }
 
