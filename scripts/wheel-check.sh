@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what scripts/wheel.sh made where there is little else, and uses it there as the README's
-# first section says. Ends with 1 if something does not hold.
+# section on installing says. Ends with 1 if something does not hold.
 #
 #   scripts/wheel-check.sh            as root, with debootstrap, in five minutes: the wheel in Debian 12
 #                                     with its Python, package and tarball in Debian 11 (glibc 2.31),
@@ -24,7 +24,7 @@ commands() {
     block=$(awk -v RS= '/pip install "\$\(ls/' README.md | sed 's/^ *//')
     case $1 in install) grep '^pip ' <<<"$block" ;; use) grep -v '^pip ' <<<"$block" ;; esac
 }
-program() { sed -n '/^## Five minutes/,/^## What/{/^```python/,/^```/{/^```/!p}}' README.md; }
+program() { sed -n '/^## Install/,/^## What/{/^```python/,/^```/{/^```/!p}}' README.md; }
 
 # What is checked everywhere, for the shell that runs there: $here is a directory of its own.
 # shellcheck disable=SC2016

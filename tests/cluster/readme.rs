@@ -14,6 +14,7 @@ fn commands(document: &str) -> Vec<(Vec<String>, Vec<String>)> {
     for line in text.lines() {
         let line = line.strip_prefix("    ").unwrap_or("");
         let typed = line.strip_prefix("$ ").unwrap_or(line);
+        let typed = typed.strip_prefix("target/release/").unwrap_or(typed);
         if let Some(arguments) = typed.strip_prefix("cuda-cluster ") {
             let (arguments, _) = arguments.split_once(" #").unwrap_or((arguments, ""));
             let arguments = arguments.split_whitespace().map(str::to_owned).collect();
@@ -68,6 +69,18 @@ fn what_the_readme_shows_of_a_command_is_what_it_prints() {
     for words in ["CPUs near GPU 3", "mlx5_1:1  PIX, the nearest", "not mlx5_0:1: PHB, farther"] {
         assert!(said.code == 0 && said.stdout.contains(words), "{words}: {said}");
     }
+}
+
+#[test]
+fn the_picture_of_the_readme_is_what_the_program_draws() {
+    let draw = ["topo", "--topology", "dgx-h100", "-o", "svg"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).expect("README.md");
+    let shown = format!("`cuda-cluster {}` draws it](topologies/dgx-h100.svg)", draw.join(" "));
+    assert!(readme.contains(&shown), "{shown}");
+    let picture = std::fs::read_to_string(root.join("topologies/dgx-h100.svg")).expect("a picture");
+    let said = Sandbox::new().run(&draw);
+    assert!(said.stdout == picture, "topologies/dgx-h100.svg: draw it again as the README says");
 }
 
 #[test]
