@@ -2,13 +2,13 @@
 //! finished.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use clap::Args;
 
 use super::failure::{Exit, Failure};
-use super::flags::Asked;
+use super::flags::{Asked, positive};
 use super::relay::Relay;
 use super::signals::Signals;
 use super::{output, reach, screen, up};
@@ -29,11 +29,15 @@ stops only this command, and the ranks when nobody takes their output any more.
 
 Examples:
   cuda-cluster run --prefix -- python train.py
-  cuda-cluster run --n-workers 2 -- ./solver
+  cuda-cluster run -n 2 -- ./solver
   cuda-cluster run -f job.yaml                     # its command.argv")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
+    /// Number of ranks, as other launchers call it; `gpu` or `auto` for one per GPU
+    #[arg(short, long = "nproc-per-node", value_name = "N", value_parser = ranks,
+          conflicts_with = "n-workers")]
+    number: Option<Ranks>,
     /// Prefix each line of output with its rank's name
     #[arg(long)]
     prefix: bool,
@@ -42,11 +46,28 @@ pub(super) struct Arguments {
     command: Vec<OsString>,
 }
 
+/// A number of ranks, or as many as there are GPUs.
+#[derive(Clone, Copy, Debug)]
+enum Ranks {
+    Each,
+    Some(u32),
+}
+
+fn ranks(text: &str) -> Result<Ranks, String> {
+    match text {
+        "gpu" | "auto" => Ok(Ranks::Each),
+        number => positive(number).map(Ranks::Some),
+    }
+}
+
 /// Runs a program on every GPU.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = requested(&arguments.asked, &arguments.command, |spec| {
         // Two runs at the same time are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
+        if let Some(Ranks::Some(number)) = arguments.number {
+            spec.workers = Some(number);
+        }
     })?;
     screen::open();
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
@@ -137,7 +158,11 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             let root = root(&last, &cause.text);
             output::status(&format!("run: {root}; the other ranks were stopped"));
             let crashes = Paths::of(&plan.name).crashes();
-            if let Some(kept) = bundle(&last).or_else(|| crashes.is_dir().then_some(crashes)) {
+            let kept = bundle(&last, &crashes);
+            for line in kept.as_deref().and_then(error).iter().flat_map(|text| text.lines()) {
+                output::status(&format!("run: | {line}"));
+            }
+            if let Some(kept) = kept.or_else(|| crashes.is_dir().then_some(crashes)) {
                 output::status(&format!("run: what is known of it is in {}", kept.display()));
             }
             Ok(cause.exit.map_or(Exit::Failed, program_exit))
@@ -160,10 +185,24 @@ fn root(state: &ClusterState, text: &str) -> String {
     }
 }
 
-/// The crash bundle of the rank that failed first.
-fn bundle(state: &ClusterState) -> Option<PathBuf> {
+/// The crash bundle of the rank that failed first. It may have been written after the last state.
+fn bundle(state: &ClusterState, crashes: &Path) -> Option<PathBuf> {
     let worker = state.workers.iter().find(|worker| began_at(state, worker))?;
-    worker.last_exit.as_ref()?.bundle.clone()
+    worker.last_exit.as_ref()?.bundle.clone().or_else(|| {
+        let bundles = std::fs::read_dir(crashes).ok()?.flatten().map(|entry| entry.path());
+        let of = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()?.split_once('-'));
+            name.is_some_and(|(_, name)| name == worker.name)
+        };
+        bundles.filter(of).max()
+    })
+}
+
+/// What the rank has written of its failure itself.
+fn error(bundle: &Path) -> Option<String> {
+    let crash = std::fs::read_to_string(bundle.join("crash.json")).ok()?;
+    let crash: serde_json::Value = serde_json::from_str(&crash).ok()?;
+    crash["error"].as_str().map(str::to_owned)
 }
 
 fn began_at(state: &ClusterState, worker: &ProcessState) -> bool {

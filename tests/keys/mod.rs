@@ -99,6 +99,7 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
     ("command.argv", "engine: command", "[echo]"),
     ("command.visible_devices", "engine: command", "own"),
+    ("command.bootstrap", "engine: command", "[torch]"),
     ("native.program", "", "/opt/mine"),
     ("native.placement", "", "round-robin"),
     ("native.record_events", "", "events"),

@@ -1,10 +1,9 @@
 //! Turns a plan into the processes that carry it out. Only this module knows both the engines'
 //! programs and the supervisor.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::command;
+use crate::command::Meeting;
 use crate::dask::{self, DaskError};
 use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -54,8 +53,8 @@ pub struct Surroundings<'a> {
     pub paths: &'a Paths,
     /// The cluster's directory for shared memory files, if there is one.
     pub shared_memory: Option<&'a Path>,
-    /// The address on which rank 0 of the command engine is to listen.
-    pub rendezvous: SocketAddr,
+    /// How the command engine's ranks find each other; of other engines `None`.
+    pub meeting: Option<&'a Meeting>,
     /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
     /// Whether READY waits for verification.
@@ -74,7 +73,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             return Err(LaunchError::NotNative);
         }
         EnginePlan::Native(told) => native(plan, told, around.program),
-        EnginePlan::Command(told) => (None, ranks(plan, told, around.rendezvous)?),
+        EnginePlan::Command(told) => (None, ranks(plan, told, around)?),
         EnginePlan::Dask(told) => {
             let prepared = dask::prepare(plan, told, around.paths).await?;
             notes.extend(prepared.notes.iter().map(ToString::to_string));
@@ -148,7 +147,12 @@ fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<P
 fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
     plan.scheduler.as_ref().map(|scheduler| ProcessSpec {
         name: SCHEDULER.to_owned(),
-        program: Program { argv, env: scheduler.env.clone(), binding: scheduler.binding.clone() },
+        program: Program {
+            argv,
+            env: scheduler.env.clone(),
+            binding: scheduler.binding.clone(),
+            ..Program::default()
+        },
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
@@ -160,15 +164,16 @@ fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
 fn ranks(
     plan: &Plan,
     told: &CommandPlan,
-    rendezvous: SocketAddr,
+    around: Surroundings<'_>,
 ) -> Result<Vec<ProcessSpec>, LaunchError> {
     if told.argv.is_empty() {
         return Err(LaunchError::NoProgram);
     }
     let rank = |planned: &WorkerPlan| {
         let mut spec = worker(planned, told.argv.clone());
-        let world = plan.workers.len();
-        spec.program.env.extend(command::rank_environment(planned.rank, world, rendezvous));
+        if let Some(meeting) = around.meeting {
+            meeting.tell(planned.rank, &told.bootstrap, &mut spec.program);
+        }
         ProcessSpec { ready: ReadyWhen::Executed, ..spec }
     };
     Ok(plan.workers.iter().map(rank).collect())
@@ -178,7 +183,7 @@ fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
     let WorkerPlan { name, binding, env, memory_limit_bytes, gpu, .. } = planned.clone();
     ProcessSpec {
         name,
-        program: Program { argv, env, binding },
+        program: Program { argv, env, binding, ..Program::default() },
         ready: ReadyWhen::Said,
         memory_limit_bytes,
         gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),

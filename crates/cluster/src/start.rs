@@ -1,7 +1,6 @@
 //! Starts a plan in this process.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
-use crate::command;
+use crate::command::{self, Meeting, Rendezvous};
 use cuda_cluster_machine::os::limits::{self, TooFew};
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
@@ -45,8 +44,8 @@ pub enum UpError {
         /// The system's error.
         reason: String,
     },
-    /// There is no free port for rank 0 of the command engine.
-    #[error("there is no free port for rank 0 to listen on")]
+    /// There is no free port, or no socket, at which ranks of the command engine find each other.
+    #[error("the ranks have no place to find each other")]
     Rendezvous(#[source] std::io::Error),
     /// The plan can't be serialized.
     #[error("cannot write the plan as JSON: {reason}")]
@@ -153,15 +152,14 @@ pub async fn start(
         limits::check_memory(plan.workers.len())?;
     }
     let locked = locked_memory(&prepared.launched)?;
-    let rendezvous = command::rendezvous(None).map_err(UpError::Rendezvous)?;
     let name = plan.name.clone();
     // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
-    let launch = match begin(prepared, program, &directory, rendezvous).await {
-        Ok(mut launch) => {
+    let (launch, rendezvous) = match begin(prepared, program, &directory).await {
+        Ok((mut launch, rendezvous)) => {
             launch.notes.extend(locked);
-            launch
+            (launch, rendezvous)
         }
         Err(error) => {
             // Report the first error.
@@ -176,7 +174,11 @@ pub async fn start(
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
-    Ok(Supervisor::start(launch, directory, options).await?)
+    let supervisor = Supervisor::start(launch, directory, options).await?;
+    let mut state = supervisor.state();
+    // The supervisor's end closes the channel.
+    command::serve(rendezvous, async move { while state.changed().await.is_ok() {} });
+    Ok(supervisor)
 }
 
 /// Checks the limit on locked memory, if workers are to use RDMA here.
@@ -194,18 +196,25 @@ async fn begin(
     prepared: &Prepared,
     program: &Path,
     directory: &RunDirectory,
-    rendezvous: SocketAddr,
-) -> Result<Launch, UpError> {
+) -> Result<(Launch, Option<Rendezvous>), UpError> {
     let Prepared { plan, launched, machine, preflight, to_completion, to_be_verified, .. } =
         prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
+    let (meeting, rendezvous) = match &launched.engine {
+        EnginePlan::Command(told) => {
+            let meeting = Meeting::prepare(launched, told, paths, secret()?).await;
+            let (meeting, rendezvous) = meeting.map_err(UpError::Rendezvous)?;
+            (Some(meeting), rendezvous)
+        }
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => (None, None),
+    };
     let around = Surroundings {
         program,
         paths,
         shared_memory: made.is_ok().then_some(&place),
-        rendezvous,
+        meeting: meeting.as_ref(),
         to_completion: *to_completion,
         to_be_verified: *to_be_verified,
     };
@@ -229,7 +238,7 @@ async fn begin(
         directory.write_private(&paths.topology(), &text)?;
     }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
-    Ok(launch)
+    Ok((launch, rendezvous))
 }
 
 fn watch(plan: &Plan) -> NvmlWatch {

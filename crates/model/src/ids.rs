@@ -19,8 +19,11 @@ pub const CONTROL: &str = "control";
 /// The fork server's socket in a run directory, without its extension.
 pub const FORK_SERVER: &str = "fork";
 
+/// The socket at which ranks of MPI find each other.
+pub const RANKS: &str = "ranks";
+
 /// What no worker may be called: the other processes of a cluster, and their sockets.
-pub const RESERVED: [&str; 5] = [SCHEDULER, CONTROL, FORK_SERVER, "supervisor", "guardian"];
+pub const RESERVED: [&str; 6] = [SCHEDULER, CONTROL, FORK_SERVER, RANKS, "supervisor", "guardian"];
 
 /// A GPU's number in NVML order, for people. CUDA's order is the same only under
 /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.

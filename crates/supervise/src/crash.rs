@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +35,25 @@ pub(super) struct Crash<'a> {
     pub(super) core_limit_bytes: Option<u64>,
     /// Errors that the GPU's driver reported while the process ran.
     pub(super) gpu_errors: &'a [GpuError],
+    /// What the program has written of its failure, as PyTorch's `record` does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+}
+
+/// Most of an error file that is read.
+const ERROR_BYTES: u64 = 256 << 10;
+
+/// Takes what a program has written of its failure: the call stack, or else the message.
+pub(super) fn take_error(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(ERROR_BYTES).read_to_string(&mut text).ok()?;
+    // The next process of this rank writes its own.
+    let _ = fs::remove_file(path);
+    let said: serde_json::Value = serde_json::from_str(&text).ok()?;
+    let message = &said["message"];
+    let stack = &message["extraInfo"]["py_callstack"];
+    let told = [stack, &message["message"], message].into_iter().find_map(|one| one.as_str())?;
+    Some(told.trim_end().to_owned())
 }
 
 /// Writes a bundle below `crashes`, and removes the oldest if there are too many.
@@ -83,6 +102,26 @@ fn prune(crashes: &Path, keep: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_programs_own_words_are_taken_once() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("error.json");
+        for (written, told) in [
+            (
+                r#"{"message": {"message": "E: x", "extraInfo": {"py_callstack": "Trace\nE: x\n"}}}"#,
+                Some("Trace\nE: x"),
+            ),
+            (r#"{"message": {"message": "E: x"}}"#, Some("E: x")),
+            (r#"{"message": "x"}"#, Some("x")),
+            (r#"{"message": {"#, None),
+            ("[]", None),
+        ] {
+            fs::write(&path, written).expect("a file");
+            assert_eq!(take_error(&path).as_deref(), told, "{written}");
+            assert_eq!(take_error(&path), None, "it is gone");
+        }
+    }
 
     #[test]
     fn the_oldest_bundles_go_first() {

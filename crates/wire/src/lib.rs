@@ -30,7 +30,8 @@
 //! it.
 //!
 //! [`peer`] defines the messages between workers over UCX; [`output`] carries what the ranks of a
-//! run write. `scripts/fuzz.sh` fuzzes all decoders.
+//! run write, [`ranks`] what they ask in other launchers' languages. `scripts/fuzz.sh` fuzzes all
+//! decoders.
 //!
 //! *Invariant:* no input makes a decoder panic or allocate more than its input's size warrants.
 
@@ -45,6 +46,7 @@ pub mod numbers;
 pub mod output;
 pub mod peer;
 pub mod process;
+pub mod ranks;
 pub mod secret;
 pub mod status;
 pub mod tasks;

@@ -6,35 +6,13 @@
 //! local rank.
 
 mod launcher;
-
-use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+mod meeting;
+mod rendezvous;
 
 pub use launcher::told_by_launcher;
-
-/// The variables that `torchrun` gives its ranks: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`,
-/// `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`.
-pub fn rank_environment(rank: u32, world: usize, master: SocketAddr) -> BTreeMap<String, String> {
-    let variables = [
-        ("RANK", rank.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
-        ("WORLD_SIZE", world.to_string()),
-        ("LOCAL_WORLD_SIZE", world.to_string()),
-        ("MASTER_ADDR", master.ip().to_string()),
-        ("MASTER_PORT", master.port().to_string()),
-    ];
-    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-/// The address on which rank 0 is to listen: a port of this machine that is free now.
-///
-/// The port is released before this returns, as with `torchrun`: rank 0 binds it itself.
-///
-/// # Errors
-/// If the system has no free port, or `port` is taken.
-pub fn rendezvous(port: Option<u16>) -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, port.unwrap_or(0)))?.local_addr()
-}
+pub(crate) use meeting::Meeting;
+pub(crate) use meeting::serve;
+pub(crate) use rendezvous::Rendezvous;
 
 /// Variables in which launchers give a process its rank on this machine; the first one set wins.
 pub const LOCAL_RANK_VARIABLES: [&str; 5] = [
@@ -90,13 +68,5 @@ mod tests {
         assert_eq!(local_rank(|_| None), Err(LocalRankError::Unknown));
         let odd = local_rank(|name| (name == "LOCAL_RANK").then(|| "-1".to_owned()));
         assert!(matches!(odd, Err(LocalRankError::Odd { variable: "LOCAL_RANK", .. })), "{odd:?}");
-    }
-
-    #[test]
-    fn a_taken_port_is_refused() {
-        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-        let port = taken.local_addr().expect("its address").port();
-        assert!(rendezvous(Some(port)).is_err());
-        assert_ne!(rendezvous(None).expect("another").port(), 0);
     }
 }

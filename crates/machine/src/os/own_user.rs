@@ -24,6 +24,11 @@ impl OwnUser {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
         Ok(Self(listener))
     }
+
+    /// The next connection.
+    pub async fn connection(&mut self) -> UnixStream {
+        axum::serve::Listener::accept(self).await.0
+    }
 }
 
 impl axum::serve::Listener for OwnUser {

@@ -4,14 +4,16 @@
 //! every thread and page of the program from its first instruction. Starts no other processes.
 //!
 //! *Invariant:* the program runs only while the guardian lives, and inherits no descriptors except
-//! standard input (`/dev/null`), output and error (the log), and the status pipe if it uses it.
+//! standard input (`/dev/null`), output and error (the log), the status pipe if it uses it, and the
+//! connections that its instructions name.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::binding::{self, InForce};
 use super::containment::Cgroup;
 use super::{argument, process};
-use cuda_cluster_model::plan::{LimitPlan, Program};
+use cuda_cluster_model::plan::{Connection, LimitPlan, Program};
 use cuda_cluster_wire::status::{self, Status};
 
 /// The hidden subcommand.
@@ -66,6 +68,8 @@ enum Refusal {
     Instructions(String),
     #[error("under 'strict': {}", .0.join("; "))]
     Strict(Vec<String>),
+    #[error("cannot connect to {}, as {variable} is to say: {source}", socket.display())]
+    Connection { variable: String, socket: PathBuf, source: std::io::Error },
     #[error("cannot execute {program}: {}", errno.desc())]
     Execute { program: String, errno: Errno },
 }
@@ -116,6 +120,7 @@ fn become_program(
     }
     set_environment(&instructions)?;
     close_the_rest(pipe, instructions.keep_status);
+    connect(&instructions.program)?;
     let bound = status::encode(&Status::Bound { cpus, mems, notes });
     // If the supervisor is gone, this process will be killed; ignore the error.
     let _ = pipe.write_all(bound.as_bytes());
@@ -195,6 +200,9 @@ fn set_environment(instructions: &Instructions) -> Result<(), Refusal> {
     }
     // SAFETY: this process has one thread.
     unsafe {
+        for name in instructions.program.without.iter().filter(|name| speakable(name)) {
+            std::env::remove_var(name);
+        }
         for (name, value) in env {
             std::env::set_var(name, value);
         }
@@ -223,6 +231,24 @@ fn close_the_rest(pipe: &File, keep_status: bool) {
         let _ = fcntl(pipe, FcntlArg::F_SETFD(FdFlag::empty()));
     }
     debug_assert_eq!(pipe.as_raw_fd(), STATUS_FD);
+}
+
+/// Connects what the program is to find open; says which descriptors these are.
+fn connect(program: &Program) -> Result<(), Refusal> {
+    for (variable, Connection { socket, greeting }) in &program.connections {
+        let refused = |source| Refusal::Connection {
+            variable: variable.clone(),
+            socket: socket.clone(),
+            source,
+        };
+        let mut stream = UnixStream::connect(socket).map_err(refused)?;
+        stream.write_all(greeting.as_bytes()).map_err(refused)?;
+        fcntl(&stream, FcntlArg::F_SETFD(FdFlag::empty()))
+            .map_err(|error| refused(error.into()))?;
+        // SAFETY: this process has one thread.
+        unsafe { std::env::set_var(variable, stream.into_raw_fd().to_string()) };
+    }
+    Ok(())
 }
 
 fn execute(argv: &[String], own: bool) -> Result<std::convert::Infallible, Refusal> {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::bootstrap;
 use super::engine::EnginePlan;
 use super::exposed::is_loopback;
 use super::form::{Binding, Plan};
@@ -36,6 +37,7 @@ pub fn adapt_to_here(plan: &Plan, here: &Here) -> (Plan, Vec<Note>) {
     let mut adapted = plan.clone();
     let mut notes = Vec::new();
     bind_here(&mut adapted, here, &mut notes);
+    bootstrap::fit(&mut adapted.workers);
     let rdma = here.net_devices.iter().any(|device| device.contains(':'));
     let mut dropped = Dropped::default();
     let scheduler = adapted.scheduler.iter_mut().map(|scheduler| &mut scheduler.env);

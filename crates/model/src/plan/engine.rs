@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{EngineKind, Placement, PortRange, WorkerNames};
+use crate::spec::{Bootstrap, EngineKind, Placement, PortRange, WorkerNames};
 use crate::units::Span;
 
 /// The engine and its settings. In JSON an object with one key, the engine's name.
@@ -183,4 +183,7 @@ pub struct TlsFiles {
 pub struct CommandPlan {
     /// Program and arguments of every rank; empty if no program has been named yet.
     pub argv: Vec<String>,
+    /// In whose languages ranks are told of each other.
+    #[serde(default)]
+    pub bootstrap: Vec<Bootstrap>,
 }

@@ -214,8 +214,23 @@ pub struct Program {
     pub argv: Vec<String>,
     /// Its environment, on top of the supervisor's own.
     pub env: BTreeMap<String, String>,
+    /// Variables of the supervisor's that it does not have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without: Vec<String>,
     /// CPUs and memory nodes.
     pub binding: Binding,
+    /// Connections that it finds open, by the variable that tells the descriptor's number.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub connections: BTreeMap<String, Connection>,
+}
+
+/// A connection that is made for a program before it begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// The Unix socket.
+    pub socket: PathBuf,
+    /// What is said there first: who the program is.
+    pub greeting: String,
 }
 
 /// One decision with its reason.

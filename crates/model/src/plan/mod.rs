@@ -10,6 +10,7 @@ mod adapt;
 mod advised;
 mod assign;
 mod beyond;
+mod bootstrap;
 mod context;
 mod cpus;
 mod decide;
@@ -47,8 +48,8 @@ pub use difference::difference;
 pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 pub use error::{PlanError, PlanTextError, Unsound};
 pub use form::{
-    Binding, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan, SchedulerPlan,
-    Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
+    Binding, Connection, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan,
+    SchedulerPlan, Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
 };
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};

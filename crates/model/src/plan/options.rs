@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::context::Context;
 use super::engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
 use super::form::WorkerPlan;
-use super::{rates, variables};
+use super::{bootstrap, rates, variables};
 use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec, WorkerNames};
 use crate::units::Bytes;
 
@@ -36,7 +36,7 @@ pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
         }
         EngineKind::Command => {
             let argv = context.spec.command.argv.clone().unwrap_or_default();
-            EnginePlan::Command(CommandPlan { argv })
+            EnginePlan::Command(CommandPlan { argv, bootstrap: bootstrap::offered(context) })
         }
     }
 }

@@ -12,7 +12,7 @@ use super::engine::{CommandPlan, EnginePlan, NativePlan};
 use super::form::{Plan, Supervision};
 use super::options;
 use super::variables::TLS;
-use crate::spec::{EngineKind, MemoryPolicy, UcxPreset};
+use crate::spec::{Bootstrap, EngineKind, MemoryPolicy, UcxPreset};
 use crate::units::HumanBytes;
 
 /// Where the scheduler listens, which is shown elsewhere.
@@ -65,7 +65,10 @@ fn usual(kind: EngineKind) -> EnginePlan {
     match kind {
         EngineKind::Native => EnginePlan::Native(NativePlan::default()),
         EngineKind::Dask => EnginePlan::Dask(Box::new(options::dask(&Default::default()))),
-        EngineKind::Command => EnginePlan::Command(CommandPlan { argv: Vec::new() }),
+        EngineKind::Command => EnginePlan::Command(CommandPlan {
+            argv: Vec::new(),
+            bootstrap: Bootstrap::ALL.to_vec(),
+        }),
     }
 }
 

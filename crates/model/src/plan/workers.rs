@@ -7,13 +7,14 @@
 
 use std::collections::BTreeMap;
 
+use super::bootstrap;
 use super::context::{Chosen, Context, Slot};
 use super::error::PlanError;
 use super::form::{Binding, RmmPlan, Why, WorkerGpu, WorkerPlan};
 use super::gpus::VISIBLE;
 use super::memory::{self, usual_limit};
 use super::network::NicShare;
-use super::shares::Shares;
+use super::shares::{Share, Shares};
 use super::variables::{NET_DEVICES, Variables};
 use crate::cpuset::NodeSet;
 use crate::ids::NicPort;
@@ -58,6 +59,7 @@ pub(super) fn plan(
             enough(context.engine, &slot.name, memory_limit_bytes)?;
             let rmm = worker.rmm(notes);
             let device_memory_limit_bytes = worker.device_memory_limit(rmm.as_ref());
+            worker.ranks(at, &shares.workers);
             worker.environment(at, &nics[at], variables, hca.as_deref());
             let policy = context.spec.memory.policy.unwrap_or_default();
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
@@ -354,6 +356,13 @@ impl Worker<'_> {
                         generation; 0.5 was 16 times faster";
             notes.push(Note::new("rmm.pool_size", text));
         }
+    }
+
+    /// What it is told of the other ranks.
+    fn ranks(&mut self, at: usize, shares: &[Share]) {
+        let (env, why) = bootstrap::of_rank(self.context, at, shares);
+        self.env.extend(env);
+        self.why.extend(why);
     }
 
     fn environment(

@@ -195,6 +195,31 @@ words! {
     }
 }
 
+words! {
+    /// In whose language ranks are told of each other, beside `RANK` and its like.
+    Bootstrap {
+        /// torchrun's whole set.
+        #[default]
+        Torch = "torch",
+        /// `OMP_NUM_THREADS`: a rank's share of the CPUs that it is bound to.
+        Threads = "threads",
+        /// `NCCL_RAS_ADDR`, of the job's own.
+        Nccl = "nccl",
+        /// What `jax.distributed.initialize()` looks for.
+        Jax = "jax",
+        /// PMI-1 and PMI-2.
+        Mpi = "mpi",
+        /// RapidsMPF's.
+        Rrun = "rrun",
+    }
+}
+
+impl Bootstrap {
+    /// Every language, in the order of the documentation.
+    pub const ALL: [Self; 6] =
+        [Self::Torch, Self::Threads, Self::Nccl, Self::Jax, Self::Mpi, Self::Rrun];
+}
+
 pub(super) fn unit_error(text: &str, expected: &'static str) -> UnitError {
     UnitError { text: text.chars().take(60).collect(), expected }
 }

@@ -12,8 +12,8 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::{
-    ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices, PortRange,
-    RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive, WorkerNames,
+    Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
+    PortRange, RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive, WorkerNames,
 };
 use crate::ids::ClusterName;
 use crate::units::{Size, Span};
@@ -150,6 +150,16 @@ impl Given for u32 {
 impl Given for Vec<String> {
     fn read(texts: &[&str]) -> Result<Self, String> {
         Ok(texts.iter().map(|&text| text.to_owned()).collect())
+    }
+}
+
+impl Given for Vec<Bootstrap> {
+    /// Reads names, or `none`.
+    fn read(texts: &[&str]) -> Result<Self, String> {
+        if texts == ["none"] {
+            return Ok(Vec::new());
+        }
+        texts.iter().map(|text| parsed(&[text])).collect()
     }
 }
 
@@ -350,6 +360,11 @@ flags! {
         supervision.answer_within: Span "answer-within" "SPAN";
         /// What to do with an unresponsive process: wait, restart
         supervision.unresponsive: Text "unresponsive" "WHAT";
+    }
+    "Programs" {
+        /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,
+        /// or none [default: all]
+        command.bootstrap: Names "bootstrap" "NAMES" list;
     }
     "Dask engine" {
         /// Protocol: tcp, tls, direct, ucx, ucxx

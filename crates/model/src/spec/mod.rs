@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ClusterName;
 
 pub use choices::{
-    CpuBinding, EngineKind, Limit, MemoryPolicy, Most, Placement, PortRange, RestartWhen,
-    SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive,
+    Bootstrap, CpuBinding, EngineKind, Limit, MemoryPolicy, Most, Placement, PortRange,
+    RestartWhen, SchedulerDeath, Treatment, UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive,
     VisibleDevices, WorkerNames,
 };
 pub(crate) use contradictions::{MOST_LOGS, MOST_THREADS};

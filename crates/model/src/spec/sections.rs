@@ -10,8 +10,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath, UcxCompat,
-    UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices, WorkerNames,
+    Bootstrap, CpuBinding, Limit, MemoryPolicy, Placement, PortRange, RestartWhen, SchedulerDeath,
+    UcxCompat, UcxPreset, UcxVersion, Ulimit, Unresponsive, VisibleDevices, WorkerNames,
 };
 use super::gpu_selection::GpuName;
 use super::net_devices::NetDevices;
@@ -317,6 +317,9 @@ section! {
         /// What `CUDA_VISIBLE_DEVICES` shows a rank. Default: `all`, which fits programs that
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
         visible_devices: VisibleDevices,
+        /// In whose languages ranks are told of each other, beside `RANK`, `WORLD_SIZE` and
+        /// `MASTER_ADDR`. `[]` for none of them. Default: all.
+        bootstrap: Vec<Bootstrap>,
     }
 }
 

@@ -3,6 +3,7 @@
 //! *Invariant:* nothing here blocks the actor; results arrive as events.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,6 +13,9 @@ use crate::memory::{self, MemoryFinding};
 use crate::{ProcessGpu, ProcessSpec, ProcessState, crash, gpu};
 use cuda_cluster_machine::os::process;
 use cuda_cluster_model::text::masked;
+
+/// Names the file into which a program of PyTorch's writes why it fails.
+const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 impl Actor {
     /// Records which processes use memory of a slot's GPU before its process starts.
@@ -90,7 +94,9 @@ impl Actor {
                 .zip(spec.gpu.as_ref())
                 .map(|(watch, gpu)| watch.errors_since(gpu, since(&shown)));
             let errors = errors.unwrap_or_default();
+            let error = spec.program.env.get(ERROR_FILE);
             let crash = crash::Crash {
+                error: error.and_then(|path| crash::take_error(Path::new(path))),
                 process: &shown,
                 pid: shown.last_exit.as_ref().and_then(|exit| exit.pid),
                 argv: &spec.program.argv,

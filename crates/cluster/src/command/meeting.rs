@@ -1,0 +1,194 @@
+//! What each rank of a start is told: its number, and where it finds the others, in the languages
+//! that the plan offers.
+//!
+//! *Invariant:* what the user has set stays; who this rank is, is ours to say.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+use super::rendezvous::{self, Rendezvous};
+use cuda_cluster_machine::os::run_directory::Paths;
+use cuda_cluster_model::ids::RANKS;
+use cuda_cluster_model::plan::{CommandPlan, Plan, Program};
+use cuda_cluster_model::spec::Bootstrap;
+use cuda_cluster_wire::secret::Secret;
+
+/// The variables of rank 0's address, which users set themselves.
+const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
+
+/// What an outer launcher has said of this process in the language that MPI's libraries refuse
+/// beside the one that ranks are told.
+const OUTER: [&str; 2] = ["PMIX_NAMESPACE", "PMIX_RANK"];
+
+/// How the ranks of one start find each other.
+#[derive(Debug)]
+pub struct Meeting {
+    job: String,
+    ranks: u32,
+    /// Free ports of loopback: rank 0's, JAX's coordinator's, NCCL's status.
+    ports: [u16; 3],
+    /// What the caller has set already, among what would be set.
+    kept: BTreeMap<String, String>,
+    /// Directory for what a rank of PyTorch says of its failure.
+    errors: std::path::PathBuf,
+    rendezvous: Option<rendezvous::Told>,
+}
+
+impl Meeting {
+    /// Prepares a start; also returns who serves the ranks, if a language needs it.
+    ///
+    /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
+    ///
+    /// # Errors
+    /// If the system has no free port, or the socket can't be made.
+    pub(crate) async fn prepare(
+        plan: &Plan,
+        told: &CommandPlan,
+        paths: &Paths,
+        token: Secret,
+    ) -> io::Result<(Self, Option<Rendezvous>)> {
+        let ranks = u32::try_from(plan.workers.len()).unwrap_or(u32::MAX);
+        let job = plan.name.to_string();
+        let serves =
+            [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
+        let rendezvous = match serves {
+            true => Some(Rendezvous::open(&paths.socket(RANKS), &job, ranks, token).await?),
+            false => None,
+        };
+        let settings =
+            MASTER.into_iter().chain(["NCCL_RAS_ADDR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]);
+        let kept = settings.filter_map(|name| {
+            let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
+            Some((name.to_owned(), value))
+        });
+        let meeting = Self {
+            job,
+            ranks,
+            ports: free_ports()?,
+            kept: kept.collect(),
+            errors: paths.root().to_owned(),
+            rendezvous: rendezvous.as_ref().map(|one| one.told().clone()),
+        };
+        Ok((meeting, rendezvous))
+    }
+
+    /// Adds what a rank is told to its program.
+    pub(crate) fn tell(&self, rank: u32, languages: &[Bootstrap], program: &mut Program) {
+        let [master, ..] = self.ports;
+        let mut who = self.torchrun(rank);
+        let mut settings = vec![
+            ("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()),
+            ("MASTER_PORT", master.to_string()),
+        ];
+        for language in languages {
+            match language {
+                Bootstrap::Torch => {
+                    who.extend(self.torchelastic(rank));
+                    settings.push(("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1".to_owned()));
+                }
+                // In the plan.
+                Bootstrap::Threads => {}
+                Bootstrap::Nccl => settings.push(("NCCL_RAS_ADDR", self.nccl())),
+                Bootstrap::Jax => who.extend(self.jax(rank)),
+                Bootstrap::Mpi => {
+                    who.extend(self.mpi(rank));
+                    let told = self.rendezvous.iter().map(|told| told.connections(rank));
+                    program.connections.extend(told.flatten());
+                    program.without = OUTER.map(str::to_owned).to_vec();
+                }
+                Bootstrap::Rrun => {
+                    who.extend(self.rendezvous.iter().flat_map(|told| told.rrun(rank)));
+                }
+            }
+        }
+        for (name, value) in who {
+            program.env.insert(name.to_owned(), value);
+        }
+        for (name, value) in settings {
+            if !self.kept.contains_key(name) {
+                program.env.entry(name.to_owned()).or_insert(value);
+            }
+        }
+    }
+
+    fn torchrun(&self, rank: u32) -> Vec<(&'static str, String)> {
+        vec![
+            ("RANK", rank.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("WORLD_SIZE", self.ranks.to_string()),
+            ("LOCAL_WORLD_SIZE", self.ranks.to_string()),
+        ]
+    }
+
+    /// What torchrun's agent adds. Rank 0 serves the store, because there is no agent that does.
+    fn torchelastic(&self, rank: u32) -> Vec<(&'static str, String)> {
+        let name = |what: &str| what.to_owned();
+        vec![
+            ("GROUP_RANK", name("0")),
+            ("GROUP_WORLD_SIZE", name("1")),
+            ("ROLE_NAME", name("default")),
+            ("ROLE_RANK", rank.to_string()),
+            ("ROLE_WORLD_SIZE", self.ranks.to_string()),
+            ("TORCHELASTIC_RESTART_COUNT", name("0")),
+            ("TORCHELASTIC_MAX_RESTARTS", name("0")),
+            ("TORCHELASTIC_RUN_ID", self.job.clone()),
+            ("TORCHELASTIC_USE_AGENT_STORE", name("False")),
+            ("TORCHELASTIC_ERROR_FILE", error_file(&self.errors, rank).display().to_string()),
+        ]
+    }
+
+    fn nccl(&self) -> String {
+        format!("{}:{}", Ipv4Addr::LOCALHOST, self.ports[2])
+    }
+
+    /// JAX takes the address from the one at which Open MPI's processes find their launcher.
+    fn jax(&self, rank: u32) -> Vec<(&'static str, String)> {
+        let (host, port) = (Ipv4Addr::LOCALHOST, self.ports[1]);
+        vec![
+            ("OMPI_COMM_WORLD_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", self.ranks.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", self.ranks.to_string()),
+            ("OMPI_MCA_orte_hnp_uri", format!("0.0;tcp://{host}:{port}")),
+            ("JAX_COORDINATOR_PORT", port.to_string()),
+        ]
+    }
+
+    fn mpi(&self, rank: u32) -> Vec<(&'static str, String)> {
+        vec![
+            ("PMI_RANK", rank.to_string()),
+            ("PMI_SIZE", self.ranks.to_string()),
+            ("MPI_LOCALRANKID", rank.to_string()),
+            ("MPI_LOCALNRANKS", self.ranks.to_string()),
+        ]
+    }
+}
+
+/// Where a rank of PyTorch says why it fails.
+fn error_file(directory: &Path, rank: u32) -> std::path::PathBuf {
+    directory.join(format!("error-{rank}.json"))
+}
+
+/// Ports of loopback that are free now, all different.
+fn free_ports() -> io::Result<[u16; 3]> {
+    let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let held = [bind()?, bind()?, bind()?];
+    let mut ports = [0; 3];
+    for (port, listener) in ports.iter_mut().zip(&held) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
+
+/// Serves the ranks until `end`; nothing where no language needs it.
+pub(crate) fn serve(
+    rendezvous: Option<Rendezvous>,
+    end: impl Future<Output = ()> + Send + 'static,
+) {
+    if let Some(rendezvous) = rendezvous {
+        tokio::spawn(rendezvous.serve(end));
+    }
+}

@@ -1,0 +1,193 @@
+"""Ranks of `run` find each other in the languages of the libraries that they use."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import BUILT, RUNTIME
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+#: What a rank of MPI does first.
+MPI = """
+    from mpi4py import MPI
+    ranks = MPI.COMM_WORLD
+    total = ranks.allreduce(ranks.Get_rank())
+    others = ranks.allgather(MPI.Get_processor_name())
+    print(ranks.Get_rank(), ranks.Get_size(), total, len(others), flush=True)
+"""
+
+#: PMI-2 as Slurm's library speaks it.
+PMI_2 = """
+    import os, socket
+    pipe = socket.socket(fileno=int(os.environ["PMI_FD"])).makefile("rwb")
+    def line(text):
+        pipe.write(text.encode() + b"\\n"); pipe.flush()
+        return pipe.readline().decode()
+    def say(text):
+        pipe.write(b"%6d" % len(text) + text.encode()); pipe.flush()
+        answer = pipe.read(int(pipe.read(6))).decode()
+        return dict(part.split("=", 1) for part in answer.split(";") if part)
+    assert "pmi_version=2" in line("cmd=init pmi_version=2 pmi_subversion=0")
+    me = say("cmd=fullinit;threaded=FALSE;")
+    rank, size = int(me["rank"]), int(me["size"])
+    assert say(f"cmd=kvs-put;key=k{rank};value=v {rank};")["rc"] == "0"
+    assert say("cmd=kvs-fence;thrid=7;")["thrid"] == "7"
+    values = [say(f"cmd=kvs-get;key=k{one};")["value"] for one in range(size)]
+    assert values == [f"v {one}" for one in range(size)], values
+    assert say("cmd=kvs-get;key=none;")["found"] == "FALSE"
+    assert say("cmd=spawn;ncmds=1;")["rc"] == "1"
+    say("cmd=finalize;")
+    print(rank, size, flush=True)
+"""
+
+#: RapidsMPF's language, with a token of one's own if asked for.
+RRUN = """
+    import os, socket, sys
+    rank, size = int(os.environ["RRUN_RANK"]), int(os.environ["RRUN_NRANKS"])
+    host, port = os.environ["RRUN_SOCKET_ADDR"].split(":")
+    token = sys.argv[1] if len(sys.argv) > 1 else os.environ["RRUN_SOCKET_TOKEN"]
+    pipe = socket.create_connection((host, int(port))).makefile("rwb")
+    def say(text, body=b""):
+        pipe.write(text.encode() + b"\\n" + body); pipe.flush()
+        return pipe.readline().decode().strip()
+    said = say(f"AUTH rank={rank} nranks={size} token={token}")
+    if said != "OK":
+        print(said, pipe.read()); raise SystemExit
+    if rank == 0:
+        assert say("PUT key=root valuelen=4", b"a\\nbc") == "OK"
+    else:
+        assert say("PUT key=root valuelen=1", b"x") == "ERROR only rank 0 may PUT"
+    assert say("GET key=root timeout=60000") == "VALUE valuelen=4"
+    assert pipe.read(4) == b"a\\nbc"
+    assert say("GET key=none timeout=10") == "TIMEOUT"
+    assert (say("BARRIER"), say("SYNC"), say("HELLO")) == ("OK", "OK", "ERROR unknown command")
+    print(rank, size, flush=True)
+"""
+
+#: The variables of all languages that the program asks for.
+SHOWN = """
+    import json, os
+    begin = ("OMP", "PMI", "OMPI", "RRUN", "TORCHELASTIC", "NCCL", "MASTER", "JAX", "ROLE", "MPI_")
+    print(json.dumps({k: v for k, v in os.environ.items() if k.startswith(begin)}), flush=True)
+"""
+
+
+def run(program, *flags, ranks=2, arguments=(), **variables):
+    """What `run` says of a Python program."""
+    command = [str(BUILT), "run", "--topology", "dgx-a100", "--simulate", "-n", str(ranks)]
+    python = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    return subprocess.run(
+        [*command, "--ready-within", "10m", *flags, "--", *python],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def lines(said):
+    assert said.returncode == 0, said.stdout + said.stderr
+    return sorted(said.stdout.splitlines())
+
+
+def failed(program):
+    """As `run`, of a program that fails: what is known of it is kept."""
+    said = run(program, "--name", "failing")
+    shutil.rmtree(f"{RUNTIME}/cuda-cluster/failing")
+    return said
+
+
+def test_ranks_of_mpi_are_one_world():
+    pytest.importorskip("mpi4py", reason="scripts/setup.sh --tests installs mpi4py and MPICH")
+    assert lines(run(MPI, ranks=4)) == [f"{rank} 4 6 4" for rank in range(4)]
+
+
+def test_what_an_outer_launcher_says_in_another_language_is_not_in_mpis_way():
+    pytest.importorskip("mpi4py", reason="scripts/setup.sh --tests installs mpi4py and MPICH")
+    outer = {"PMIX_NAMESPACE": "outer", "PMIX_RANK": "0", "PMI_ID": "5", "PMI_PORT": "nowhere:1"}
+    assert lines(run(MPI, **outer)) == ["0 2 1 2", "1 2 1 2"]
+
+
+def test_ranks_that_ask_for_pmi_2_get_it():
+    assert lines(run(PMI_2, ranks=3)) == [f"{rank} 3" for rank in range(3)]
+
+
+def test_ranks_of_rapidsmpf_find_each_other_and_nobody_else_is_let_in():
+    assert lines(run(RRUN, ranks=3)) == [f"{rank} 3" for rank in range(3)]
+    assert set(lines(run(RRUN, arguments=["00" * 32]))) == {"ERROR bad token b''"}
+
+
+def test_a_rank_that_ends_while_others_wait_for_it_ends_the_run():
+    said = failed(
+        """
+        import os, socket, time
+        if os.environ["RANK"] == "1":
+            raise SystemExit(7)
+        pipe = socket.socket(fileno=int(os.environ["PMI_FD"])).makefile("rwb")
+        pipe.write(b"cmd=barrier_in\\n"); pipe.flush()
+        pipe.readline()
+        """
+    )
+    assert said.returncode == 7, said.stderr
+    assert "rank 1: gpu1 ended with status 7" in said.stderr
+
+
+def test_ranks_are_told_in_every_language_and_no_other_job_has_the_same_ports():
+    told = [json.loads(line) for line in lines(run(SHOWN))]
+    by_rank = {one["PMI_RANK"]: one for one in told}
+    assert set(by_rank) == {"0", "1"}
+    for rank, one in by_rank.items():
+        for name in ("RRUN_RANK", "OMPI_COMM_WORLD_RANK", "ROLE_RANK"):
+            assert one[name] == rank, name
+        assert one["PMI_SIZE"] == one["OMPI_COMM_WORLD_SIZE"] == one["RRUN_NRANKS"] == "2"
+        assert one["TORCHELASTIC_RUN_ID"].startswith("run-")
+        assert one["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+        assert int(one["OMP_NUM_THREADS"]) >= 1
+        ports = {one["MASTER_PORT"], one["JAX_COORDINATOR_PORT"], one["NCCL_RAS_ADDR"].split(":")[1]}
+        assert len(ports) == 3
+        assert one["OMPI_MCA_orte_hnp_uri"].endswith(":" + one["JAX_COORDINATOR_PORT"])
+
+
+def test_what_the_user_has_set_stays():
+    own = {
+        "OMP_NUM_THREADS": "3",
+        "NCCL_RAS_ADDR": "localhost:4711",
+        "MASTER_ADDR": "127.0.0.9",
+        "MASTER_PORT": "4712",
+    }
+    for line in lines(run(SHOWN, **own)):
+        assert {name: json.loads(line)[name] for name in own} == own
+
+
+def test_languages_can_be_chosen():
+    none = json.loads(lines(run(SHOWN, "--bootstrap", "none", ranks=1))[0])
+    assert set(none) == {"MASTER_ADDR", "MASTER_PORT"}
+    some = json.loads(lines(run(SHOWN, "--bootstrap", "rrun,threads", ranks=1))[0])
+    assert {"RRUN_RANK", "OMP_NUM_THREADS"} < set(some)
+    assert not [name for name in some if name.startswith(("PMI", "TORCH", "OMPI", "NCCL"))]
+    wrong = run(SHOWN, "--bootstrap", "slurm")
+    assert wrong.returncode == 2
+    assert "one of: torch threads nccl jax mpi rrun" in wrong.stderr
+
+
+def test_the_cause_has_what_a_rank_of_pytorch_has_written_of_it():
+    said = failed(
+        """
+        import json, os, time
+        if os.environ["RANK"] == "0":
+            time.sleep(100)
+        stack = "Traceback (most recent call last):\\nRuntimeError: the data are gone\\n"
+        error = {"message": "RuntimeError: the data are gone", "extraInfo": {"py_callstack": stack}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump({"message": error}, file)
+        raise SystemExit(3)
+        """
+    )
+    assert said.returncode == 3, said.stderr
+    assert "run: | RuntimeError: the data are gone" in said.stderr
