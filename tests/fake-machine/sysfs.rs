@@ -130,6 +130,11 @@ impl Tree<'_> {
                 let cpus = nic.numa.and_then(|id| self.machine.numa_node(id)?.cpus.as_ref());
                 self.locality(&path, nic.numa, cpus)?;
                 link_files(&path, nic.pcie)?;
+                if nic.kind == NicKind::SwitchManager {
+                    let [_, _, vendor, card] = NicKind::SWITCH_MANAGER_IDS;
+                    fs::write(path.join("subsystem_vendor"), format!("0x{vendor:04x}\n"))?;
+                    fs::write(path.join("subsystem_device"), format!("0x{card:04x}\n"))?;
+                }
                 path
             }
             None => self.root.join("devices/virtual"),

@@ -8,7 +8,7 @@ use std::fs;
 use cuda_cluster::cpuset::CpuSet;
 use cuda_cluster::ids::GpuIndex;
 use cuda_cluster::probe::{self, Libraries, Options};
-use cuda_cluster::topology::{self, Device, DmaFunction, LinkKind, Nic, Topology};
+use cuda_cluster::topology::{self, Device, DmaFunction, LinkKind, Nic, NicKind, Topology};
 
 use crate::fake_machine::{FakeMachine, random};
 use proptest::prelude::*;
@@ -95,6 +95,22 @@ fn spoiled_data(spoil: impl Fn(&FakeMachine)) -> (Topology, Option<String>) {
     let note = seen.notes.iter().find(|note| note.text.contains("vital product data"));
     let note = note.map(|note| note.text.clone());
     (seen, note)
+}
+
+#[test]
+fn an_adapter_of_the_baseboard_is_known_by_its_subsystem_or_its_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = FakeMachine::write(&builtin("aws-p6-b200"), dir.path()).unwrap();
+    let kind = || fake.seen().nics.iter().find(|nic| nic.name == "ibp115s0f0").unwrap().kind;
+    let adapter = fake.function("0000:73:00.0");
+    assert_eq!(kind(), NicKind::SwitchManager);
+    fs::write(adapter.join("subsystem_device"), "0x0023\n").unwrap();
+    assert_eq!(kind(), NicKind::Physical, "any ConnectX-7");
+    fs::write(adapter.join("vpd"), b"\x90\x10\0VB\x0dSMDL=SW_MNG\0\0\x78").unwrap();
+    assert_eq!(kind(), NicKind::SwitchManager);
+    // A network's adapter has more lanes, and its data are not read.
+    fs::write(adapter.join("current_link_width"), "16\n").unwrap();
+    assert_eq!(kind(), NicKind::Physical);
 }
 
 #[test]

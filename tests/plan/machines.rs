@@ -164,7 +164,7 @@ fn published_machines() {
     );
     right!(
         "p6-b200",
-        "One EFA of 400 Gbit/s for each GPU.",
+        "One EFA of 400 Gbit/s for each GPU; those of the baseboard are no choice.",
         compact(&machine("aws-p6-b200"), &spec(NEAREST))
     );
     right!(

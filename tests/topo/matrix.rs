@@ -57,6 +57,7 @@ fn copying_does_not_change_what_it_says() {
         |mark: &str| -> String { bare.lines().map(|line| format!("{mark}{line}\n")).collect() };
     let shapes = [
         PRINTED.replace('\u{1b}', "^["),
+        PRINTED.replace('\u{1b}', ""),
         bare.replace('\n', "\r\n"),
         bare.replace('\t', "        "),
         bare.replace("\t\t\t\t\n", "\n"),
@@ -73,6 +74,30 @@ fn copying_does_not_change_what_it_says() {
     ];
     for shape in shapes {
         assert_eq!(read(&shape), expected, "{shape}");
+    }
+}
+
+#[test]
+fn a_table_of_markdown_is_a_matrix() {
+    let expected = read(
+        "\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n\
+         GPU0\t X \tNV6\tPHB\t0-71\t0\t\t4\nGPU1\tNV6\t X \tSYS\t72-143\t1\t\t12\n\
+         NIC0\tPHB\tSYS\t X \n",
+    );
+    assert_eq!(expected.gpus[1].memory_numa, Some(NumaId(12)));
+    for corner in ["     ", " GPU "] {
+        for border in ["|-----|------|", "|:----|-----:|", "| --- | :---: |"] {
+            let table = format!(
+                "The links:\n\n\
+                 |{corner}| GPU0 | GPU1 | NIC0 | CPU Affinity | NUMA Affinity | GPU NUMA ID |\n\
+                 {border}\n\
+                 | GPU0 | X   | NV6 | PHB | 0-71   | 0 | 4  |\n\
+                 | GPU1 | NV6 | X   | SYS | 72-143 | 1 | 12 |\n\
+                 | NIC0 | PHB | SYS | X   |        |   |    |\n\n\
+                 The end.\n"
+            );
+            assert_eq!(read(&table), expected, "{table}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! has reviewed what was read.
 
 use cuda_cluster::ids::GpuIndex;
-use cuda_cluster::topology::{Device, LinkKind, ParseError, Topology, builtin, parse};
+use cuda_cluster::topology::{Device, LinkKind, NicKind, ParseError, Topology, builtin, parse};
 
 const HWLOC: &str = include_str!("readers/hwloc-2.xml");
 const NCCL: &str = include_str!("readers/nccl.xml");
@@ -240,5 +240,47 @@ fn pictures_name_the_generation_of_a_link() {
     for (generation, rate) in [(1, "2.5"), (2, "5"), (3, "8"), (4, "16"), (5, "32"), (6, "64")] {
         let svg = read(&text.replace("{gt_per_s: 16,", &format!("{{gt_per_s: {rate},"))).to_svg();
         assert!(svg.contains(&format!("gen{generation} ×8")), "{rate}");
+    }
+}
+
+/// A GPU with an adapter of a network and one of the baseboard below one switch, as NCCL and hwloc
+/// describe them; the two are told apart by their subsystems alone.
+#[test]
+fn an_adapter_of_the_baseboard_is_no_adapter_of_a_network() {
+    let nccl = |bus: &str, card: &str, name: &str| {
+        format!(
+            "<pci busid='0000:{bus}:00.0' class='0x020700' vendor='0x15b3' device='0x1021' \
+             subsystem_vendor='0x15b3' subsystem_device='{card}'><nic><net name='{name}' dev='0' \
+             speed='400000' port='1' guid='0x1' gdr='1'/></nic></pci>"
+        )
+    };
+    let nccl = format!(
+        "<system version='1'><cpu numaid='0' affinity='ff'><pci busid='0000:01:00.0' \
+         class='0x060400'>{}{}<pci busid='0000:04:00.0' class='0x030200'><gpu dev='0' sm='100'/></pci>\
+         </pci></cpu></system>",
+        nccl("02", "0x0087", "ibp2s0"),
+        nccl("03", "0x0023", "mlx5_0"),
+    );
+    let hwloc = |bus: &str, card: &str, name: &str| {
+        format!(
+            "<object type='PCIDev' gp_index='1{bus}' pci_busid='0000:{bus}:00.0' \
+             pci_type='0207 [15b3:1021] [15b3:{card}] 00'><object type='OSDev' gp_index='2{bus}' \
+             name='{name}' osdev_type='3'/></object>"
+        )
+    };
+    let hwloc = format!(
+        "<topology version='2.0'><object type='Machine' os_index='0' cpuset='0xff' nodeset='0x1' \
+         gp_index='1'><object type='NUMANode' os_index='0' cpuset='0xff' nodeset='0x1' \
+         gp_index='2'/><object type='Bridge' gp_index='3' bridge_type='0-1' depth='0' \
+         bridge_pci='0000:[00-05]'>{}{}<object type='PCIDev' gp_index='4' pci_busid='0000:04:00.0' \
+         pci_type='0302 [10de:2901] [10de:1999] a1'/></object></object></topology>",
+        hwloc("02", "0087", "ibp2s0"),
+        hwloc("03", "0023", "mlx5_0"),
+    );
+    for text in [nccl, hwloc] {
+        let seen = read(&text);
+        let kinds: Vec<_> = seen.nics.iter().map(|nic| (nic.name.as_str(), nic.kind)).collect();
+        let expected = [("ibp2s0", NicKind::SwitchManager), ("mlx5_0", NicKind::Physical)];
+        assert_eq!(kinds, expected, "{text}");
     }
 }

@@ -408,6 +408,9 @@ fn unusable(nic: &Nic) -> Option<(String, Cause)> {
             ("it is a virtual function of a NIC that is here", Cause::Other)
         }
         NicKind::BondSlave => ("it belongs to a bond and cannot be used by itself", Cause::Other),
+        NicKind::SwitchManager => {
+            ("it is the baseboard's way to its NVSwitches and leads to no network", Cause::Other)
+        }
         NicKind::Software => {
             ("it is software without RDMA hardware, to be used only by name", Cause::Software)
         }

@@ -402,6 +402,9 @@ pub enum NicKind {
     Bond,
     /// A port that belongs to a bond and cannot be used by itself.
     BondSlave,
+    /// The baseboard's own adapter, through which fabric manager reaches the NVSwitches of HGX B200
+    /// and B300. It looks like any other ConnectX-7 and leads to no network.
+    SwitchManager,
     /// A software device without hardware below it (`rxe`, `siw`).
     Software,
     /// A network interface that is not an RDMA device; software reaches it through sockets.
@@ -409,6 +412,10 @@ pub enum NicKind {
 }
 
 impl NicKind {
+    /// PCI vendor and device of a [`NicKind::SwitchManager`], then those of its subsystem, as an
+    /// AWS p6-b200 shows them. Its vital product data say `SMDL=SW_MNG`, but to root alone.
+    pub const SWITCH_MANAGER_IDS: [u16; 4] = [0x15b3, 0x1021, 0x15b3, 0x0087];
+
     /// Whether it is a network card, as opposed to a part of one or to software.
     pub fn is_physical(&self) -> bool {
         *self == NicKind::Physical

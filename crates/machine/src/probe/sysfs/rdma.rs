@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::pci::PciTree;
+use super::vpd;
 use super::{Root, first_line, names, value};
 use cuda_cluster_model::ids::PciAddress;
 use cuda_cluster_model::topology::{LinkLayer, Nic, NicKind, Note, Port, PortState};
@@ -25,7 +26,9 @@ pub(super) fn nics(root: &Root, tree: &PciTree, notes: &mut Vec<Note>) -> Vec<Ni
     for (nic, bond) in nics.iter_mut().zip(&bonds).filter(|(nic, _)| nic.kind.is_physical()) {
         let physical = nic.pci.and_then(|place| tree.physical(place));
         let members = bonds.iter().filter(|other| *other == bond).count();
-        nic.kind = if physical.is_some_and(|place| places.contains(&place)) {
+        nic.kind = if nic.pci.and_then(|place| tree.path(place)).is_some_and(manages_switches) {
+            NicKind::SwitchManager
+        } else if physical.is_some_and(|place| places.contains(&place)) {
             // A container may own a virtual function whose physical function is not visible.
             NicKind::VirtualFunction
         } else if bond.is_some() && members > 1 {
@@ -53,6 +56,19 @@ fn nic(root: &Root, class: &Path, name: String, tree: &PciTree, notes: &mut Vec<
     ports.sort_by_key(|port| port.port);
     let kind = if is_software(root, &device) { NicKind::Software } else { NicKind::Physical };
     Nic { name, pci, ports, kind, ..Nic::default() }
+}
+
+/// Whether a function is the baseboard's way to its NVSwitches: by its subsystem, which everybody
+/// may read, or by its vital product data. These take long, and the adapter has two lanes of PCIe.
+fn manages_switches(function: &Path) -> bool {
+    let files = ["vendor", "device", "subsystem_vendor", "subsystem_device"];
+    let told = files.map(|file| first_line(&function.join(file)).unwrap_or_default());
+    let wanted = NicKind::SWITCH_MANAGER_IDS.map(|id| format!("0x{id:04x}"));
+    let lanes = value::<u32>(&function.join("current_link_width"));
+    told == wanted
+        || (told[..2] == wanted[..2]
+            && lanes.is_some_and(|lanes| lanes <= 2)
+            && vpd::manages_switches(function))
 }
 
 /// The PCI function to which a device belongs, directly or (mlx5 subfunctions) further up.

@@ -1,6 +1,6 @@
 //! Vital product data of a PCI function: which card it belongs to.
 //!
-//! Reads one keyword, and nothing that a device can be told by besides.
+//! Reads one keyword and one mark, and nothing that a device can be told by besides.
 //!
 //! *Invariant:* every text of bytes is read in one pass, and gives a card or none.
 
@@ -10,29 +10,44 @@ use std::path::Path;
 /// The space that an address of fifteen bits reaches (PCI Local Bus Specification 3.0, 6.4).
 const SIZE: u64 = 1 << 15;
 
-/// The small resource that ends the data.
-const END: u8 = 0x78;
+/// The small resource that ends the data, without and with a checksum.
+const ENDS: [u8; 2] = [0x78, 0x79];
 /// The large resource with read-only keywords (VPD-R).
 const READ_ONLY: u8 = 0x90;
 /// The vendor's keyword for the UUID that all functions of a ConnectX card share (rdma-core's
 /// `rdma_topo` pairs them by it).
 const CARD: &[u8] = b"V3";
 
+/// What the data of a baseboard's own adapter have in a vendor's keyword (NVIDIA, Fabric Manager).
+const SWITCH_MANAGER: &[u8] = b"SMDL=SW_MNG";
+
 /// The card's UUID in a function's `vpd`; `None` if the data do not tell it.
 ///
 /// # Errors
 /// If the file can't be read: it is root's alone, or the device has none.
 pub(super) fn card(function: &Path) -> io::Result<Option<String>> {
+    Ok(card_in(&data(function)?))
+}
+
+/// Whether a function's data say that fabric manager reaches the NVSwitches through it. Data that
+/// can't be read do not.
+pub(super) fn manages_switches(function: &Path) -> bool {
+    let told =
+        |data: Vec<u8>| data.windows(SWITCH_MANAGER.len()).any(|part| part == SWITCH_MANAGER);
+    data(function).is_ok_and(told)
+}
+
+fn data(function: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(function.join("vpd"))?.take(SIZE).read_to_end(&mut bytes)?;
-    Ok(card_in(&bytes))
+    Ok(bytes)
 }
 
 /// The card's UUID in vital product data (the specification's appendix I).
 fn card_in(data: &[u8]) -> Option<String> {
     let mut rest = data;
     while let Some((&tag, after)) = rest.split_first() {
-        if tag == END {
+        if ENDS.contains(&tag) {
             return None;
         }
         let (length, after) = match tag & 0x80 {
@@ -92,7 +107,7 @@ mod tests {
 
     /// As a ConnectX-8 has it: a name, read-only keywords, an end.
     fn whole(words: &[Vec<u8>]) -> Vec<u8> {
-        [large(0x82, b"ConnectX-8"), large(READ_ONLY, &words.concat()), vec![END]].concat()
+        [large(0x82, b"ConnectX-8"), large(READ_ONLY, &words.concat()), vec![ENDS[0]]].concat()
     }
 
     #[test]
@@ -113,10 +128,12 @@ mod tests {
         assert_eq!(of(&[word(b"V3", b"")]), None);
         assert_eq!(of(&[word(b"V3", b"\xff\xfe")]), None);
         assert_eq!(of(&[word(b"V3", b"a\x1b[2Jb")]), None);
-        let writable = [large(0x91, &word(b"V3", UUID.as_bytes())), vec![END]].concat();
+        let writable = [large(0x91, &word(b"V3", UUID.as_bytes())), vec![ENDS[0]]].concat();
         assert_eq!(card_in(&writable), None);
-        let after_the_end = [&[END][..], &whole(&[word(b"V3", UUID.as_bytes())])].concat();
-        assert_eq!(card_in(&after_the_end), None);
+        for end in [&[ENDS[0]][..], &[ENDS[1], 0]] {
+            let after_it = [end, &whole(&[word(b"V3", UUID.as_bytes())])].concat();
+            assert_eq!(card_in(&after_it), None, "{end:?}");
+        }
         let cut = whole(&[word(b"PN", b"x"), word(b"V3", UUID.as_bytes())]);
         for length in 0..cut.len() - 1 {
             assert_eq!(card_in(&cut[..length]), None, "{length}");

@@ -18,7 +18,7 @@ use super::{DEVICE_LIMIT, NUMA_LIMIT, without_zeroed_uuids};
 use crate::cpuset::{CpuSet, LIMIT, NodeSet};
 use crate::ids::{GpuIndex, GpuUuid, NumaId, PciAddress};
 use crate::topology::{
-    Allowed, Bridge, BridgeKind, DmaFunction, Gpu, Nic, Note, NumaNode, Topology, VERSION,
+    Allowed, Bridge, BridgeKind, DmaFunction, Gpu, Nic, NicKind, Note, NumaNode, Topology, VERSION,
 };
 use attributes::{address, bytes, info, number, os_devices, ports, set};
 
@@ -351,7 +351,11 @@ impl Reader {
             if DMA_OWNERS.iter().any(|owner| kind.contains(owner)) {
                 self.dma_owners.push(self.topology.nics.len());
             }
-            self.topology.nics.push(Nic { ports, ..nic(name)? });
+            let [vendor, device, by, card] = NicKind::SWITCH_MANAGER_IDS;
+            let manager = format!("[{vendor:04x}:{device:04x}] [{by:04x}:{card:04x}]");
+            let manages = kind.contains(&manager);
+            let kind = if manages { NicKind::SwitchManager } else { NicKind::Physical };
+            self.topology.nics.push(Nic { ports, kind, ..nic(name)? });
         }
         if self.topology.nics.len() > DEVICE_LIMIT {
             return Err(wrong(node, "there are more NICs than a machine has"));

@@ -193,6 +193,11 @@ impl Reader {
         for nic in inside("nic") {
             self.nic(nic, place(busid), pcie(node), &below, cpu)?;
         }
+        if manages_switches(node) {
+            let own = |nic: &&mut Nic| nic.pci.is_some() && nic.pci == place(busid);
+            let here = self.topology.nics.iter_mut().filter(own);
+            here.for_each(|nic| nic.kind = NicKind::SwitchManager);
+        }
         let mut gpus = inside("gpu");
         let first = gpus.next();
         for _ in gpus {
@@ -439,6 +444,13 @@ fn is_foreign(pci: Node<'_, '_>, gpu: Option<Node<'_, '_>>) -> bool {
         Some("0x10de" | "0x10DE" | "0xffff" | "0x0000" | "") | None => gpu.is_some_and(of_rccl),
         Some(_) => true,
     }
+}
+
+/// Whether a device is the baseboard's way to its NVSwitches.
+fn manages_switches(pci: Node<'_, '_>) -> bool {
+    let names = ["vendor", "device", "subsystem_vendor", "subsystem_device"];
+    let told = names.map(|name| pci.attribute(name).unwrap_or_default().trim_start_matches("0x"));
+    told == NicKind::SWITCH_MANAGER_IDS.map(|id| format!("{id:04x}"))
 }
 
 /// A whole number, also in hexadecimal (`0x1`).

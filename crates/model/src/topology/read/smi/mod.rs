@@ -226,6 +226,15 @@ pub(super) fn read(text: &str) -> Result<Topology, SmiError> {
 
 /// Reads the header line; `None` when it is another line.
 fn header<'a>(line: &[Word<'a>], number: usize) -> Result<Option<Header<'a>>, SmiError> {
+    // A table that people draw of the matrix has a word in its corner.
+    let line = match line {
+        [corner, rest @ ..]
+            if corner.text == "GPU" && rest.first().is_some_and(|name| is_gpu(name.text)) =>
+        {
+            rest
+        }
+        whole => whole,
+    };
     let heading = |word: &Word<'_>| matches!(word.text, "CPU" | "NUMA" | "GPU" | "Affinity");
     let count = line.iter().position(heading).unwrap_or(line.len());
     let (names, rest) = line.split_at(count);

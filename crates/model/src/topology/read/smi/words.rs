@@ -16,7 +16,7 @@ pub(super) struct Word<'a> {
 }
 
 /// Characters before the first word that belong to a comment, a quotation or a table's border.
-const MARKS: [char; 9] = ['#', '*', '/', '>', ';', '%', '|', '-', '!'];
+const MARKS: [char; 10] = ['#', '*', '/', '>', ';', '%', '|', '-', ':', '!'];
 
 /// Splits a line at white space and table borders, without terminal escapes and comment marks.
 pub(super) fn words(line: &str) -> Vec<Word<'_>> {
@@ -45,11 +45,16 @@ pub(super) fn words(line: &str) -> Vec<Word<'_>> {
     words
 }
 
-/// The length of a terminal escape at the start of the text, raw or as caret notation.
+/// The length of a terminal escape at the start of the text: raw, as caret notation, or without
+/// its first character, which web forms and log collectors drop.
 fn escape(text: &str) -> Option<usize> {
-    let parameters = text.strip_prefix("\u{1b}[").or_else(|| text.strip_prefix("^[["))?;
+    let whole = text.strip_prefix("\u{1b}[").or_else(|| text.strip_prefix("^[["));
+    let parameters = whole.or_else(|| text.strip_prefix('['))?;
     let end = parameters.find(|c: char| !(c.is_ascii_digit() || c == ';'))?;
     let last = parameters[end..].chars().next().filter(char::is_ascii_alphabetic)?;
+    if whole.is_none() && (end == 0 || last != 'm') {
+        return None;
+    }
     Some(text.len() - parameters.len() + end + last.len_utf8())
 }
 
@@ -66,7 +71,13 @@ mod tests {
         assert_eq!(texts("\t\u{1b}[4mGPU0\tNIC0\u{1b}[0m"), [("GPU0", 6, 1), ("NIC0", 11, 1)]);
         assert_eq!(texts("# ^[[4mGPU0^[[0m"), [("GPU0", 8, 0)]);
         assert_eq!(texts(" * GPU0  X \t\t1"), [("GPU0", 4, 0), ("X", 10, 0), ("1", 14, 2)]);
+        assert_eq!(texts("[4mGPU0\tID[0m"), [("GPU0", 4, 0), ("ID", 9, 1)]);
+        assert_eq!(
+            texts("x [0] [m [4x"),
+            [("x", 1, 0), ("[0]", 3, 0), ("[m", 7, 0), ("[4x", 10, 0)]
+        );
         assert_eq!(texts("| GPU0 | X |"), [("GPU0", 3, 0), ("X", 10, 0)]);
+        assert!(texts("|:----|:---:|---:|").is_empty());
         assert_eq!(texts("\u{1b}[ ^[[4"), [("\u{1b}[", 1, 0), ("^[[4", 4, 0)]);
         assert!(words("").is_empty());
     }
