@@ -35,6 +35,11 @@ const GIVEN: &str = "--rank";
 /// Binds this process and executes the program; returns only on failure.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = requested(&arguments.asked, &arguments.command, |_| ())?;
+    if request.spec.verify == Some(true) {
+        let error = anyhow::anyhow!("each process starts alone here, so no pair can be verified");
+        let hint = "before the job: cuda-cluster up --verify --detach, then cuda-cluster down";
+        return Err(Failure::new(Exit::Usage, error).hint(hint));
+    }
     let (source, rank) = match arguments.rank {
         Some(rank) => (GIVEN, rank),
         None => command::local_rank(|name| std::env::var(name).ok()).map_err(|error| {

@@ -62,7 +62,7 @@ fn ranks(text: &str) -> Result<Ranks, String> {
 
 /// Runs a program on every GPU.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let request = requested(&arguments.asked, &arguments.command, |spec| {
+    let mut request = requested(&arguments.asked, &arguments.command, |spec| {
         // Two runs at the same time are two clusters.
         spec.name = spec.name.take().or_else(|| format!("run-{}", std::process::id()).parse().ok());
         if let Some(Ranks::Some(number)) = arguments.number {
@@ -70,6 +70,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     })?;
     screen::open();
+    if let Some(exit) = up::prove(&mut request)? {
+        return Ok(exit);
+    }
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }

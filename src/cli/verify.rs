@@ -58,7 +58,10 @@ pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<Str
     }
     match form {
         output::Form::Table => output::print(&outcome.answer(false))?,
-        output::Form::Json => output::status(outcome.answer(false).trim_end()),
+        output::Form::Json => {
+            let told = outcome.answer(false);
+            output::status(&anstream::adapter::strip_str(told.trim_end()).to_string());
+        }
     }
     let error = anyhow::anyhow!("the verification failed, so the cluster is taken down");
     Err(Failure::new(Exit::Unverified, error))

@@ -314,9 +314,11 @@ fn limited(sandbox: &Sandbox, limit: &str, arguments: &[&str]) -> Said {
             })
             .wait();
     }
-    // The build directory may be closed to other users.
+    // The build directory may be closed to other users. Another process copies: a program that this
+    // one holds open for writing is busy for as long as a child that another test has just forked.
     let copy = sandbox.runtime().join("program");
-    std::fs::copy(program, &copy).expect("a copy");
+    let copied = Command::new("cp").args([program, &copy]).status().expect("cp runs");
+    assert!(copied.success(), "{copied}");
     let owned_by = |uid| {
         let uid = Some(nix::unistd::Uid::from_raw(uid));
         nix::unistd::chown(sandbox.runtime(), uid, None).expect("its owner");

@@ -50,6 +50,36 @@ fn the_first_failed_rank_stops_the_others_and_names_the_cause() {
 }
 
 #[test]
+fn the_ways_between_the_devices_are_verified_before_ranks_start() {
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, &["--verify"], "echo rank $RANK");
+    assert_eq!(said.code, 0, "{said}");
+    assert_eq!(said.stdout.matches("rank ").count(), 3, "{said}");
+    assert!(said.stderr.contains("verified: 6 ways use the lanes that they should"), "{said}");
+    assert!(!said.stderr.contains("ignored"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
+fn no_rank_starts_after_a_verification_that_failed() {
+    let sandbox = Sandbox::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+    let verified = [&["run"], &MACHINE[..], &["--verify", "--", "sh", "-c", "echo rank $RANK"]];
+    command.args(verified.concat()).env("UCX_TLS", "tcp");
+    let said = sandbox.spawn_program(command).wait();
+    assert_eq!(said.code, 4, "{said}");
+    assert_eq!(said.stdout, "", "{said}");
+    assert!(said.stderr.contains("downgraded") && !said.stderr.contains("[1m"), "{said}");
+    assert!(said.stderr.contains("so the program is not started"), "{said}");
+    // One process alone has no pairs.
+    let exec = [&["exec"], &MACHINE[..], &["--verify", "--rank", "0", "--", "true"]].concat();
+    let said = sandbox.run(&exec);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.stderr.contains("no pair can be verified"), "{said}");
+    sandbox.assert_nothing_is_left();
+}
+
+#[test]
 fn a_run_that_is_not_ready_in_time_says_so_by_its_exit_code() {
     let sandbox = Sandbox::new();
     let said = run(&sandbox, &["--name", "late", "--ready-within", "0"], "sleep 600");

@@ -188,7 +188,7 @@ mod tests {
             let (on, off_flag) = (&*format!("--{on}"), &*format!("--{off}"));
             let samples =
                 ["1", "1GB", "local", "warn", "native", "1.18", "5s", "preferred", "dask"];
-            let more = ["auto", "wait", "never", "GPU=1", "gpu", "cpu", "x"];
+            let more = ["auto", "wait", "never", "GPU=1", "gpu", "cpu", "torch", "x"];
             let with_value = samples.iter().chain(&more).find_map(|value| keys_of(&[on, value]));
             let set = keys_of(&[on]).or(with_value).unwrap_or_else(|| panic!("{on} is no flag"));
             let set: Vec<&String> =

@@ -31,6 +31,8 @@ pub(super) enum Audience<'a> {
     },
     /// A program.
     Program,
+    /// Nobody: what is brought up is a step of something else, which has standard output.
+    Nobody,
 }
 
 /// What a program is told, a line each.
@@ -77,7 +79,7 @@ impl<'a> Audience<'a> {
     pub(super) fn form(&self) -> Form {
         match self {
             Self::Person { .. } => Form::Table,
-            Self::Program => Form::Json,
+            Self::Program | Self::Nobody => Form::Json,
         }
     }
 
@@ -85,6 +87,13 @@ impl<'a> Audience<'a> {
     pub(super) fn person(plan: &'a Plan, verbose: bool) -> Self {
         let (progress, began) = (Progress::new(plan), Instant::now());
         Self::Person { plan, progress, began, ready: false, verbose }
+    }
+
+    fn tell(&self, report: Report<'_>) -> Result<(), Failure> {
+        match self {
+            Self::Program => tell(report),
+            Self::Person { .. } | Self::Nobody => Ok(()),
+        }
     }
 
     /// Shows how far the cluster is.
@@ -108,7 +117,7 @@ impl<'a> Audience<'a> {
         lifetime: Lifetime,
     ) -> Result<(), Failure> {
         let Self::Person { plan, began, ready, verbose, .. } = self else {
-            return tell(Report::Ready { state });
+            return self.tell(Report::Ready { state });
         };
         *ready = true;
         output::print(&workers::table(state, plan, &Figures::default(), false))?;
@@ -138,7 +147,7 @@ impl<'a> Audience<'a> {
     /// Tells what happened: a person what is worth knowing of a running cluster, a program all.
     pub(super) fn event(&self, event: &Record) -> Result<(), Failure> {
         match self {
-            Self::Program => tell(Report::Event { event }),
+            Self::Program | Self::Nobody => self.tell(Report::Event { event }),
             Self::Person { ready, .. } => {
                 if let Some(line) = workers::remark(event).filter(|_| *ready) {
                     output::status(&line);
@@ -151,7 +160,7 @@ impl<'a> Audience<'a> {
     /// Tells a program that a cluster which was READY has ended; why it failed is told otherwise.
     pub(super) fn ended(&self, outcome: &Outcome) -> Result<(), Failure> {
         match self {
-            Self::Program if outcome.is_good() => tell(Report::Ended { outcome }),
+            Self::Program if outcome.is_good() => self.tell(Report::Ended { outcome }),
             _ => Ok(()),
         }
     }

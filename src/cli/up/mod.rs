@@ -6,6 +6,7 @@
 
 mod audience;
 mod owner;
+mod proof;
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -14,6 +15,7 @@ use clap::Args;
 
 use audience::Audience;
 use owner::Owner;
+pub(super) use proof::prove;
 
 use super::failure::{Exit, Failure};
 use super::flags::keys::{Keys, in_flags};
@@ -101,11 +103,14 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
             noted(cluster::prepare_plan(plan), &Request::default())?
         }
         None => {
-            let request = arguments.asked.request()?;
+            let mut request = arguments.asked.request()?;
             if arguments.dry_run {
                 return arguments.show(&plan::planned(&request)?);
             }
             screen::open();
+            if let Some(exit) = prove(&mut request)? {
+                return Ok(exit);
+            }
             prepare(&request)?
         }
     };
@@ -126,7 +131,8 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
         Form::Json => Audience::Program,
     };
     let mut ready = false;
-    let ended = attend(prepared, lifetime, audience, signals, &mut owner, &mut ready);
+    let purpose = Purpose { lifetime, proof: false };
+    let ended = attend(prepared, purpose, audience, signals, &mut owner, &mut ready);
     let ended = runtime.block_on(ended);
     if !ready {
         cluster::forget_failed_start(&plan.name);
@@ -154,10 +160,18 @@ pub(super) fn prepare(request: &Request) -> Result<Prepared, Failure> {
     noted(cluster::prepare(request, machine.as_ref()), request)
 }
 
+/// A prepared plan whose notes another one has, too; or the error, translated.
+fn noted_quietly(
+    prepared: Result<Prepared, PrepareError>,
+    request: &Request,
+) -> Result<Prepared, Failure> {
+    prepared.map_err(|error| Keys::of(request).unprepared(error))
+}
+
 /// Prints the notes of a prepared plan, or translates the error.
 fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<Prepared, Failure> {
     let keys = Keys::of(request);
-    let prepared = prepared.map_err(|error| keys.unprepared(error))?;
+    let prepared = noted_quietly(prepared, request)?;
     for note in prepared.plan.notes.iter().chain(&prepared.notes) {
         output::note(&keys.note(note));
     }
@@ -167,11 +181,19 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
     Ok(prepared)
 }
 
+/// What a cluster is brought up for.
+#[derive(Clone, Copy, Debug)]
+struct Purpose {
+    lifetime: Lifetime,
+    /// Only to be verified: it ends when it is READY.
+    proof: bool,
+}
+
 /// Starts a plan under a supervisor process, and shows the progress to READY. Returns then if the
 /// cluster is [`Lifetime::Free`], otherwise when it has ended. Tells whether it `became_ready`.
 async fn attend(
     prepared: Prepared,
-    lifetime: Lifetime,
+    Purpose { lifetime, proof }: Purpose,
     mut audience: Audience<'_>,
     mut signals: Signals,
     owner: &mut Owner,
@@ -234,6 +256,11 @@ async fn attend(
                 audience.finish();
                 *became_ready = true;
                 audience.ready(&state, lifetime)?;
+                if proof {
+                    supervisor.stop(Escalation::Graceful, None).await;
+                    silence = Box::pin(supervisor.silence());
+                    continue;
+                }
                 if lifetime == Lifetime::Free {
                     return Ok(Exit::Done);
                 }
