@@ -82,8 +82,8 @@ if [ ${#missing[@]} -gt 0 ]; then
         if sudo -n true 2>/dev/null; then
             root=(sudo)
         else
-            say "missing packages, and no right to install them: ${missing[*]}"
-            say "as root: apt-get install --no-install-recommends ${missing[*]}"
+            say "packages are missing, and this user may not install them; as root:"
+            say "  apt-get update && apt-get install --no-install-recommends ${missing[*]}"
             exit 2
         fi
     fi
