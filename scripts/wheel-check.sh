@@ -195,7 +195,7 @@ offline "$scratch/twelve" '
 for ubuntu in 22.04:jammy 24.04:noble; do
     echo "$(basename "$wheel") in Ubuntu ${ubuntu%:*}, by a user who isn't root"
     user=ann here=/home/ann
-    machine "${ubuntu#*:}" "${ubuntu#*:}" python3,python3-venv
+    machine "${ubuntu#*:}" "${ubuntu#*:}" passwd,python3,python3-venv
     online "${ubuntu#*:}" "python3 -m venv ~/demo; . ~/demo/bin/activate; $(commands install)"
     # shellcheck disable=SC2016
     offline "$scratch/${ubuntu#*:}" '
