@@ -51,6 +51,27 @@ if ! command -v apt-get >/dev/null; then
     exit 2
 fi
 
+# Before anything is installed, because a distribution's Rust is often too old.
+if ! command -v cargo >/dev/null && [ -f "$HOME/.cargo/env" ]; then
+    # shellcheck disable=SC1091
+    . "$HOME/.cargo/env"
+fi
+needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
+if ! command -v cargo >/dev/null; then
+    say "no Rust toolchain: install Rust $needed or newer with rustup (https://rustup.rs), then run this again"
+    exit 2
+fi
+have=$(rustc --version | cut -d' ' -f2)
+if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" ]; then
+    if command -v rustup >/dev/null; then
+        say "Rust $have is older than $needed: rustup update"
+    else
+        say "Rust $have ($(command -v rustc)) is older than $needed: install a newer one with rustup" \
+            "(https://rustup.rs), then run this again"
+    fi
+    exit 2
+fi
+
 missing=()
 for package in "${wanted[@]}"; do
     installed "$package" || missing+=("$package")
@@ -61,8 +82,8 @@ if [ ${#missing[@]} -gt 0 ]; then
         if sudo -n true 2>/dev/null; then
             root=(sudo)
         else
-            say "missing packages, and no right to install them: ${missing[*]}"
-            say "as root: apt-get install --no-install-recommends ${missing[*]}"
+            say "packages are missing, and this user may not install them; as root:"
+            say "  apt-get update && apt-get install --no-install-recommends ${missing[*]}"
             exit 2
         fi
     fi
@@ -72,20 +93,6 @@ if [ ${#missing[@]} -gt 0 ]; then
     "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-if ! command -v cargo >/dev/null && [ -f "$HOME/.cargo/env" ]; then
-    # shellcheck disable=SC1091
-    . "$HOME/.cargo/env"
-fi
-if ! command -v cargo >/dev/null; then
-    say "no Rust toolchain: install one with rustup (see rust-lang.org), then run this again"
-    exit 2
-fi
-needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-have=$(rustc --version | cut -d' ' -f2)
-if [ "$(printf '%s\n%s\n' "$needed" "$have" | sort -V | head -n1)" != "$needed" ]; then
-    say "Rust $have is older than $needed: rustup update"
-    exit 2
-fi
 if [ "${1:-}" = --tests ]; then
     for component in clippy rustfmt; do
         cargo "${component/rust/}" --version >/dev/null 2>&1 || rustup component add --quiet "$component"

@@ -6,8 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh
 # shellcheck disable=SC1091
 [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
-echo "up: building (the first time takes some minutes)"
-cargo build --release --locked --quiet
+echo "up: building; the first time takes about ten minutes on two cores"
+cargo build --release --locked
 flags=(--enable-nvlink --enable-infiniband --net-devices auto)
 if [ ! -e /dev/nvidiactl ]; then
     flags=(--topology dgx-h100 --simulate "${flags[@]}")

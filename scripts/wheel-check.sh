@@ -2,9 +2,10 @@
 # Installs what scripts/wheel.sh made where there is little else, and uses it there as the README's
 # section on installing says. Ends with 1 if something does not hold.
 #
-#   scripts/wheel-check.sh            as root, with debootstrap, in five minutes: the wheel in Debian 12
-#                                     with its Python, package and tarball in Debian 11 (glibc 2.31),
-#                                     without a compiler, Rust, hwloc or UCX
+#   scripts/wheel-check.sh            as root, with mmdebstrap, in ten minutes: the wheel in Debian 12 with
+#                                     its Python, and in Ubuntu 22.04 and 24.04 by a user who isn't root;
+#                                     package and tarball in Debian 11 (glibc 2.31); without a compiler,
+#                                     Rust, hwloc or UCX
 #   scripts/wheel-check.sh --short    the debug wheel in a new environment on this machine, with the
 #                                     Dask of .venv: part of the tests
 #   scripts/wheel-check.sh --source   what pip builds from an sdist has the files of the wheel; with the
@@ -80,18 +81,22 @@ registry.get_backend(\"direct\")"
 }
 '
 
-# offline ROOT COMMANDS: runs them in ROOT, with nothing that would outlive them.
+# offline ROOT COMMANDS: runs them in ROOT as $user, with nothing that would outlive them.
+user=root
 offline() {
+    local mapped=(--map-root-user) other=()
+    # A namespace that root alone is in has no other user.
+    [ "$user" = root ] || { mapped=() other=(--userspec="$user"); }
     # shellcheck disable=SC2016
-    unshare --map-root-user --mount --pid --net --ipc --fork bash -euc '
+    unshare "${mapped[@]}" --mount --pid --net --ipc --fork bash -euc '
         ip link set lo up
         mount -t proc proc "${1%/}/proc"
         mount -t sysfs -o ro sysfs "${1%/}/sys"
         mount -t tmpfs tmpfs "${1%/}/dev/shm"
         cd "${1%/}$3/source"
         exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="$3" XDG_RUNTIME_DIR="$3" LANG=C.UTF-8 here="$3" \
-            chroot "$1" bash -c "cd $3/source; $2"
-    ' offline "$1" "$checks$2" "$here"
+            chroot "${@:4}" "$1" bash -c "cd $3/source; $2"
+    ' offline "$1" "$checks$2" "$here" "${other[@]}"
 }
 
 if [ "${1:-}" = --short ]; then
@@ -127,42 +132,39 @@ if [ "${1:-}" = --source ]; then
     "$scratch/venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
         --wheel-dir "$scratch" "$scratch"/*.tar.gz
     files() { python3 -m zipfile --list "$1" | awk 'NR > 1 { print $1 }' | sort; }
-    files "$scratch"/*.whl | grep --quiet _comm.abi3.so || fail "the module is not in the wheel from an sdist"
+    for module in _comm.abi3.so _comm.cpython-310-; do
+        files "$scratch"/*.whl | grep --quiet "$module" || fail "$module is not in the wheel from an sdist"
+    done
     diff <(files "$scratch"/*.whl) <(files target/wheels/debug/*.whl) || fail "the wheel from an sdist is another"
     echo "the wheel from an sdist has $(files "$scratch"/*.whl | wc -l) files, as that of scripts/wheel.sh"
     exit
 fi
 
 [ "$(id -u)" -eq 0 ] || fail "needs root, to make a Debian in a directory"
-command -v debootstrap >/dev/null || fail "there is no debootstrap: apt-get install debootstrap"
 wheel=$(ls target/wheels/cuda_cluster-*.whl) || fail "there is no wheel: scripts/wheel.sh"
 package=$(ls target/dist/*.deb) || fail "there is no package: scripts/wheel.sh"
 work=$PWD/target/wheel
 here=/root
 
-# machine NAME RELEASE [PACKAGES]: a new Debian with little in it.
+# machine NAME RELEASE [PACKAGES]: a new Debian or Ubuntu with little in it, for $user, whose home is $here.
 machine() {
-    local base=$work/debian-$2
-    if [ ! -d "$base" ]; then
-        echo "fetching Debian's $2"
-        rm -rf "$base.new"
-        debootstrap --variant=minbase ${3:+--include="$3"} "$2" "$base.new" >"$work/debootstrap.log" 2>&1 ||
-            fail "there is no Debian $2; see $work/debootstrap.log"
-        mv "$base.new" "$base"
-    fi
-    cp -a "$base" "$scratch/$1"
-    mkdir -p "$scratch/$1/root/source/target" "$scratch/$1/dev/shm"
-    cp -r target/wheels target/dist "$scratch/$1/root/source/target/"
-    commands use >"$scratch/$1/root/use"
-    program >"$scratch/$1/root/program.py"
+    scripts/system.sh "$2" "$work/check-$2" "${3:-}"
+    cp -a "$work/check-$2" "$scratch/$1"
+    [ "$user" = root ] || chroot "$scratch/$1" useradd --create-home --shell /bin/bash "$user"
+    mkdir -p "$scratch/$1$here/source/target" "$scratch/$1/dev/shm"
+    chmod 1777 "$scratch/$1/dev/shm"
+    cp -r target/wheels target/dist "$scratch/$1$here/source/target/"
+    commands use >"$scratch/$1$here/use"
+    program >"$scratch/$1$here/program.py"
+    chroot "$scratch/$1" chown -R "$user:" "$here"
 }
-# online NAME COMMANDS: runs them there, with this machine's network.
+# online NAME COMMANDS: runs them there as $user, with this machine's network.
 online() {
     mkdir -p "$scratch/$1/etc/ssl/certs"
     cp "${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}" "$scratch/$1/etc/ssl/certs/ca-certificates.crt"
     cp /etc/resolv.conf "$scratch/$1/etc/resolv.conf"
-    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PIP_CERT=/etc/ssl/certs/ca-certificates.crt \
-        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 chroot "$scratch/$1" bash -euc "cd /root/source; $2"
+    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME="$here" PIP_CERT=/etc/ssl/certs/ca-certificates.crt \
+        PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1 chroot --userspec="$user" "$scratch/$1" bash -euc "cd $here/source; $2"
 }
 status=0
 
@@ -189,6 +191,23 @@ offline "$scratch/twelve" '
     check "pip uninstalls all of it" bash -c "
         /root/ucx/bin/pip uninstall --quiet --yes cuda-cluster && ! find /root/ucx -name \"*cuda[-_]cluster*\" | grep ."
     end' || status=1
+
+for ubuntu in 22.04:jammy 24.04:noble; do
+    echo "$(basename "$wheel") in Ubuntu ${ubuntu%:*}, by a user who isn't root"
+    user=ann here=/home/ann
+    machine "${ubuntu#*:}" "${ubuntu#*:}" passwd,python3,python3-venv
+    online "${ubuntu#*:}" "python3 -m venv ~/demo; . ~/demo/bin/activate; $(commands install)"
+    # shellcheck disable=SC2016
+    offline "$scratch/${ubuntu#*:}" '
+        bare
+        export PATH=$HOME/demo/bin:$PATH VIRTUAL_ENV=$HOME/demo
+        looks
+        without_ucx
+        use
+        end' || status=1
+    rm -rf "${scratch:?}/${ubuntu#*:}"
+done
+user=root here=/root
 
 echo "$(basename "$package") and the tarball in Debian 11"
 machine eleven bullseye

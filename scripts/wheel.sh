@@ -179,7 +179,9 @@ rm -rf "$work/packed"
 python3 -m zipfile --extract "$wheel" "$work/packed"
 program=$(echo "$work"/packed/cuda_cluster-*.data/scripts/cuda-cluster)
 audit "$program"
-audit "$work/packed/cuda_cluster/_comm.abi3.so"
+for module in "$work"/packed/cuda_cluster/_comm.*.so; do
+    audit "$module"
+done
 
 # The tarball: the program under bin, the rest under share. The Debian package has the same, where
 # Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.

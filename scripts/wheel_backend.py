@@ -13,6 +13,8 @@ pip's arguments for maturin are in MATURIN_PEP517_ARGS or `--config-settings bui
 import argparse
 import contextlib
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -26,8 +28,11 @@ from maturin import build_sdist, prepare_metadata_for_build_wheel  # noqa: F401
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Where maturin looks for compiled modules of the package, and for files to install elsewhere.
-MODULE = ROOT / "python/cuda_cluster/_comm.abi3.so"
+MODULES = ROOT / "python/cuda_cluster"
 DATA = ROOT / "cuda_cluster.data"
+
+#: What PyO3 would ask a Python 3.10 for; none is needed to build for it.
+PYTHON_310 = ROOT / "python/comm/pyo3-3.10.txt"
 
 #: Where shells look for completions, under `share`.
 COMPLETIONS = {
@@ -61,10 +66,7 @@ def build(out, share, arguments):
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_pages(unpacked(pack(scratch, arguments), scratch), share)
         # The tree is left as it was, whatever happens.
-        stack.callback(MODULE.unlink, missing_ok=True)
-        shutil.copy(build_module(arguments), MODULE)
-        if options(arguments).strip == "true":
-            subprocess.run(["strip", MODULE], check=True)
+        add_modules(arguments, stack)
         DATA.unlink(missing_ok=True)
         stack.callback(DATA.unlink, missing_ok=True)
         DATA.symlink_to(share.resolve().parents[1])
@@ -101,15 +103,36 @@ def write_pages(program, share):
             subprocess.run([program, "completions", shell], check=True, stdout=file)
 
 
-def build_module(arguments):
-    """The package's module in Rust, which runs on any Python from 3.11 on (abi3); returns its path."""
+def add_modules(arguments, stack):
+    """Puts the package's modules in Rust where maturin takes them from, until the stack is left.
+
+    One is for any Python from 3.11 on (abi3). The stable ABI of 3.10 has no buffers, so there is one for
+    it alone, which it prefers by its name. It is built first: the other one stays in cargo's folder,
+    where the package in the source tree finds it.
+    """
+    machine = (options(arguments).target or platform.machine()).partition("-")[0]
+    only = ["--no-default-features", "--features", "cuda-cluster/default,cuda-cluster-comm/python"]
+    for name, *chosen in (
+        (f"_comm.cpython-310-{machine}-linux-gnu.so", only, {"PYO3_CONFIG_FILE": str(PYTHON_310)}),
+        ("_comm.abi3.so",),
+    ):
+        module = MODULES / name
+        stack.callback(module.unlink, missing_ok=True)
+        shutil.copy(build_module(arguments, *chosen), module)
+        if options(arguments).strip == "true":
+            subprocess.run(["strip", module], check=True)
+
+
+def build_module(arguments, features=(), variables=()):
+    """The package's module in Rust; returns its path."""
     chosen = options(arguments)
-    command = ["cargo", "build", "--locked", "--lib", "--profile", chosen.profile]
+    command = ["cargo", "build", "--locked", "--lib", "--profile", chosen.profile, *features]
     # Together with the program's crate, with whose features its dependencies are built.
     command += ["--package", "cuda-cluster", "--package", "cuda-cluster-comm"]
     command += ["--target", chosen.target] if chosen.target else []
     command += ["--message-format", "json-render-diagnostics"]
-    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    environment = {**os.environ, **dict(variables)}
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, env=environment)
     for line in built.stdout.splitlines():
         message = json.loads(line)
         if message["reason"] == "compiler-artifact" and message["target"]["name"] == "_comm":

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ from typing import Any
 def _load() -> Any:
     """Beside this file where it was installed, or as built in the source tree."""
     name = "cuda_cluster._comm"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise ImportError(
+            f"direct:// doesn't run on a free-threaded Python, as {sys.executable} is; "
+            "hint: use a Python with the GIL, or the protocol tcp"
+        )
     if importlib.util.find_spec(name) is not None:
         return importlib.import_module(name)
     target = Path(__file__).resolve().parents[2] / "target"
@@ -23,6 +29,10 @@ def _load() -> Any:
         raise ImportError(
             f"direct:// needs {name}, which is not here; "
             "hint: cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
+        )
+    if sys.version_info < (3, 11):
+        raise ImportError(
+            f"{found[0]} is for Python 3.11 and newer; hint: install the wheel, which has one for 3.10"
         )
     path = str(max(found, key=lambda path: path.stat().st_mtime))
     loader = importlib.machinery.ExtensionFileLoader(name, path)

@@ -19,16 +19,18 @@ RUNTIME = os.environ.get("XDG_RUNTIME_DIR", "")
 if not RUNTIME.startswith("/tmp/ccp"):
     RUNTIME = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
 
-# From the source tree, as if it were installed; what is started here, notebooks and scripts, finds the same.
 os.environ["XDG_RUNTIME_DIR"] = RUNTIME
 os.environ["XDG_CACHE_HOME"] = str(ROOT / "target/cache")
-os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
-os.environ["PYTHONPATH"] = str(ROOT / "python")
 # What tests name `python` or `dask` is that of the Python that runs them.
 os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-sys.path.insert(0, str(ROOT / "python"))
-runpy.run_path(str(ROOT / "scripts/source_tree.py"))
+# The wheel, where scripts/pythons.sh has installed it. Otherwise the source tree, as if it were installed;
+# what is started here, notebooks and scripts, finds the same.
+if "CUDA_CLUSTER_INSTALLED" not in os.environ:
+    os.environ.setdefault("CUDA_CLUSTER_BIN", str(BUILT))
+    os.environ["PYTHONPATH"] = str(ROOT / "python")
+    sys.path.insert(0, str(ROOT / "python"))
+    runpy.run_path(str(ROOT / "scripts/source_tree.py"))
 
 #: A machine that is not here; starts may take their time on a busy one.
 MACHINE = {"topology": "dgx-a100", "simulate": True, "ready_within": "10m"}

@@ -142,7 +142,7 @@ def test_one_module_imports_what_dasks_documentation_does_not_have(side):
                 "dask.config",
             )
             if inside and "_instead" not in file.parts:
-                assert file == Path(side.__file__), f"{file} imports {name} from {module}"
+                assert file.name == Path(side.__file__).name, f"{file} imports {name} from {module}"
                 assert (module, name) in listed, f"{side.__name__} does not list {module}.{name}"
 
 

@@ -137,8 +137,8 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::Open { .. } => Some(format!(
-                "install UCX (Debian and Ubuntu: apt-get install libucx0; PyPI: libucx-cu13), or \
-                 name its libucp.so.0 in {LIBRARY_VARIABLE}"
+                "install UCX (Debian and Ubuntu: apt-get install libucx0; PyPI: libucx-cu13, with \
+                 'ucx.library: auto'), or name its libucp.so.0 in {LIBRARY_VARIABLE}"
             )),
             Error::Function { .. } | Error::TooOld { .. } => Some(format!(
                 "name a libucp.so.0 of UCX {} or later in {LIBRARY_VARIABLE}",

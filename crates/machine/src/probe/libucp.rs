@@ -172,7 +172,9 @@ pub(super) fn has_direct(own: Option<&Path>, variable: impl Fn(&str) -> Option<O
         real(Path::new(&active)) == real(own)
     });
     let module = Path::new("cuda_cluster/_comm.abi3.so");
-    same && site_packages(own).iter().any(|packages| packages.join(module).exists())
+    // A free-threaded Python, as `python3.14t`, loads no module of this ABI.
+    let loads = |packages: &&PathBuf| !packages.to_string_lossy().ends_with("t/site-packages");
+    same && site_packages(own).iter().filter(loads).any(|packages| packages.join(module).exists())
 }
 
 fn environment_of(program: &Path) -> Option<PathBuf> {
@@ -294,6 +296,19 @@ mod tests {
             assert_eq!(found.first().map(|first| first.path.clone()), Some(file), "{name}");
             assert_eq!((found[0].cuda, found[0].verbs), (true, false));
         }
+    }
+
+    #[test]
+    fn an_environment_has_direct_if_its_python_loads_the_module_and_no_other_one_is_active() {
+        let module =
+            |python| format!("{python}/lib/{python}/site-packages/cuda_cluster/_comm.abi3.so");
+        let root = tree(&[&module("python3.14"), &module("python3.14t"), "other/bin/python"]);
+        let own = |python| Some(root.path().join(python));
+        assert!(has_direct(own("python3.14").as_deref(), |_| None));
+        assert!(!has_direct(own("python3.14t").as_deref(), |_| None), "it is free-threaded");
+        assert!(!has_direct(own("other").as_deref(), |_| None) && !has_direct(None, |_| None));
+        let other = |name: &str| (name == "VIRTUAL_ENV").then(|| root.path().join("other").into());
+        assert!(!has_direct(own("python3.14").as_deref(), other), "another one is active");
     }
 
     #[test]
