@@ -35,15 +35,16 @@ base() {
 }
 
 build() {
-    local arguments=() file
+    local arguments=()
     if [ "${1:-}" = --mmdebstrap ]; then
         base bookworm
         arguments=(--build-arg BASE=localhost/debian:bookworm)
     fi
-    # What pip is told on this machine, such as another certificate.
-    for file in /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
-        [ ! -f "$file" ] || arguments+=(--volume "$file:$file:ro")
-    done
+    # Certificates of this machine's own, for pip.
+    if [ -n "${PIP_CERT:-}" ]; then
+        printf '[global]\ncert = /run/certificates\n' >"$work/pip.conf"
+        arguments+=(--volume "$work/pip.conf:/etc/pip.conf:ro" --volume "$PIP_CERT:/run/certificates:ro")
+    fi
     ls target/wheels/cuda_cluster-*.whl >/dev/null 2>&1 || fail "there is no wheel: scripts/wheel.sh"
     podman build --isolation chroot --network host --timestamp "$(git log -1 --format=%ct)" "${arguments[@]}" \
         --file packaging/Containerfile --tag "$image" target/wheels >"$work/build.log" 2>&1 ||
