@@ -1,6 +1,6 @@
 //! The machines of `topologies/`, built into the program.
 //!
-//! Does not read the directory at run time. The crate has links to its files, which cargo packs as files.
+//! Does not read the directory at run time. The crate has links to its files, which cargo packs.
 //!
 //! *Invariant:* names are the files' names without `.yaml`, in ascending order.
 
