@@ -33,8 +33,15 @@ HEADING = re.compile(r"^## (?P<version>\d+\.\d+\.\d+) \((?P<date>unreleased|\d{4
 PLACES = [
     (MANIFEST, r'(?m)(^\[workspace\.package\]\nversion = ")([^"]+)', 1),
     (MANIFEST, r'(?m)(^cuda-cluster-[a-z]+ = \{ path = "[^"]+", version = "=)([^"]+)', 7),
-    *((lock, r'(?m)(^name = "cuda-cluster(?!-fuzz|-comm-fuzz)[a-z-]*"\nversion = ")([^"]+)', 2) for lock in LOCKS),
+    *(
+        (lock, r'(?m)(^name = "cuda-cluster(?!-fuzz|-comm-fuzz)[a-z-]*"\nversion = ")([^"]+)', 2)
+        for lock in LOCKS
+    ),
     (RECIPE, r'(?m)(^  version: ")([^"]+)', 1),
+    *(
+        (Path("configs/kubernetes", name), r"(image: registry\.example/cuda-cluster:)(\S+)", 1)
+        for name in ("dask-operator.yaml", "job.yaml")
+    ),
 ]
 
 
@@ -111,11 +118,15 @@ def bump(new):
     for path, pattern, least in PLACES:
         whole, count = re.subn(pattern, lambda match: match[1] + new, written.get(path) or text(path))
         if count < least:
-            raise Refused(f"{path}: the version stands there {count} times, not {least}; see PLACES in {__file__}")
+            raise Refused(
+                f"{path}: the version stands there {count} times, not {least}; see PLACES in {__file__}"
+            )
         written[path] = whole
     known = sections()
     if not known or known[0][1] != "unreleased":
-        raise Refused(f"{CHANGELOG}: has no '## {new} (unreleased)' at its top; say there what users will see")
+        raise Refused(
+            f"{CHANGELOG}: has no '## {new} (unreleased)' at its top; say there what users will see"
+        )
     if not known[0][2]:
         raise Refused(f"{CHANGELOG}: says nothing of what is not released yet")
     if new in (one for one, *_ in known[1:]):
@@ -193,7 +204,10 @@ def provenance(folder):
                 "resolvedDependencies": [
                     source,
                     *({"name": str(lock), "digest": {"sha256": digest(lock)}} for lock in LOCKS[:1]),
-                    {"uri": f"pkg:deb/debian/hwloc@{hwloc}?arch=source", "digest": {"sha256": setting("hwloc_sha256")}},
+                    {
+                        "uri": f"pkg:deb/debian/hwloc@{hwloc}?arch=source",
+                        "digest": {"sha256": setting("hwloc_sha256")},
+                    },
                     {"uri": f"pkg:pypi/maturin@{setting('maturin')}"},
                     {"uri": f"pkg:pypi/ziglang@{setting('zig')}"},
                     *compilers(files),

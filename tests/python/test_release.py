@@ -21,8 +21,13 @@ SAID = "The first version.\n\n### Machines\n\n- `topo` shows them."
 def copy(tmp_path):
     """What has the version, and a short CHANGELOG.md."""
     found = [*ROOT.glob("*.toml"), *ROOT.glob("*/*.toml"), *ROOT.glob("crates/*/*.toml")]
-    found += [*ROOT.glob("python/**/*.toml"), ROOT / "tests/tidy/Cargo.toml", ROOT / "packaging/conda/recipe.yaml"]
+    found += [
+        *ROOT.glob("python/**/*.toml"),
+        ROOT / "tests/tidy/Cargo.toml",
+        ROOT / "packaging/conda/recipe.yaml",
+    ]
     found += [ROOT / "Cargo.lock", ROOT / "fuzz/Cargo.lock", ROOT / "python/comm/fuzz/Cargo.lock"]
+    found += ROOT.glob("configs/kubernetes/*")
     for file in set(found):
         there = tmp_path / file.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +61,8 @@ def test_a_bump_writes_the_version_everywhere_and_the_date(copy):
         "CHANGELOG.md",
         "Cargo.lock",
         "Cargo.toml",
+        "configs/kubernetes/dask-operator.yaml",
+        "configs/kubernetes/job.yaml",
         "fuzz/Cargo.lock",
         "packaging/conda/recipe.yaml",
         "python/comm/fuzz/Cargo.lock",
@@ -68,7 +75,9 @@ def test_a_bump_writes_the_version_everywhere_and_the_date(copy):
 
 def test_cargo_agrees_with_the_bumped_lock(copy):
     papers(copy, "bump", "7.8.9")
-    ours = re.findall(r'^name = "(cuda-cluster.*)"\nversion = "7\.8\.9"$', (copy / "Cargo.lock").read_text(), re.M)
+    ours = re.findall(
+        r'^name = "(cuda-cluster.*)"\nversion = "7\.8\.9"$', (copy / "Cargo.lock").read_text(), re.M
+    )
     assert len(ours) == 9  # the program, seven crates, the module
 
 
