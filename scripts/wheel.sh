@@ -195,7 +195,7 @@ install -D -m 755 "$program" "$stage/usr/bin/cuda-cluster"
 cp -r "$share" "$stage/usr/share"
 mkdir -p "$documents/examples"
 cp README.md CHANGELOG.md LICENSE "$documents/"
-cp configs/* "$documents/examples/"
+cp -r configs/* "$documents/examples/"
 cp "$work/sbom.json" "$documents/cuda-cluster.cyclonedx.json"
 chmod -R u=rwX,go=rX "$stage"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$stage/usr" \

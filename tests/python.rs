@@ -56,6 +56,11 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn a_release_has_one_version_its_notes_and_its_provenance() {
+    told_by("test_release.py");
+}
+
+#[test]
 fn keywords_and_settings_of_wrong_types_are_refused_by_their_names() {
     told_by("test_keywords.py");
 }

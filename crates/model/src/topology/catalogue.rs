@@ -1,13 +1,13 @@
 //! The machines of `topologies/`, built into the program.
 //!
-//! Does not read the directory at run time.
+//! Does not read the directory at run time. The crate has links to its files, which cargo packs.
 //!
 //! *Invariant:* names are the files' names without `.yaml`, in ascending order.
 
 /// Lists each file once, and embeds its text.
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../../../../topologies/", $name, ".yaml")))),*]
+        &[$(($name, include_str!(concat!("../../topologies/", $name, ".yaml")))),*]
     };
 }
 
