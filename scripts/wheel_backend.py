@@ -13,6 +13,8 @@ pip's arguments for maturin are in MATURIN_PEP517_ARGS or `--config-settings bui
 import argparse
 import contextlib
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -59,12 +61,12 @@ def build(out, share, arguments):
     under `share`, pages and completions too."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_pages(unpacked(pack(scratch, arguments), scratch), share)
+        write_pages([*runner(arguments), unpacked(pack(scratch, arguments), scratch)], share)
         # The tree is left as it was, whatever happens.
         stack.callback(MODULE.unlink, missing_ok=True)
         shutil.copy(build_module(arguments), MODULE)
         if options(arguments).strip == "true":
-            subprocess.run(["strip", MODULE], check=True)
+            subprocess.run([tool("strip", arguments), MODULE], check=True)
         DATA.unlink(missing_ok=True)
         stack.callback(DATA.unlink, missing_ok=True)
         DATA.symlink_to(share.resolve().parents[1])
@@ -90,15 +92,15 @@ def unpacked(wheel, folder):
 
 
 def write_pages(program, share):
-    """The manual pages and completions that the program writes."""
+    """The manual pages and completions that the program, a command, writes."""
     pages = share / "man/man1"
     pages.mkdir(parents=True, exist_ok=True)
-    subprocess.run([program, "man", pages], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*program, "man", pages], check=True, stdout=subprocess.DEVNULL)
     for shell, name in COMPLETIONS.items():
         path = share / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
-            subprocess.run([program, "completions", shell], check=True, stdout=file)
+            subprocess.run([*program, "completions", shell], check=True, stdout=file)
 
 
 def build_module(arguments):
@@ -115,6 +117,18 @@ def build_module(arguments):
         if message["reason"] == "compiler-artifact" and message["target"]["name"] == "_comm":
             return next(file for file in message["filenames"] if file.endswith(".so"))
     raise RuntimeError("cargo has built cuda-cluster-comm, and names no library")
+
+
+def tool(name, arguments):
+    """A program of binutils that knows the files of the target."""
+    machine = (options(arguments).target or platform.machine()).split("-")[0]
+    return name if machine == platform.machine() else f"{machine}-linux-gnu-{name}"
+
+
+def runner(arguments):
+    """What runs a program of the target here: cargo's setting."""
+    target = (options(arguments).target or "").replace("-", "_").upper()
+    return os.environ.get(f"CARGO_TARGET_{target}_RUNNER", "").split()
 
 
 def options(arguments):
