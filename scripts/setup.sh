@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh            build and run
 #   scripts/setup.sh --tests    also what the tests need
+#   scripts/setup.sh --arm      also what scripts/wheel.sh --target aarch64 needs on x86-64, and arm-check.sh
 #   scripts/setup.sh --mutants  also cargo-mutants, into target/tools, for scripts/mutants.sh
 #   scripts/setup.sh --rivals   also Ray, into .venv-rivals, for scripts/bench-tasks.sh and -objects.sh
 set -euo pipefail
@@ -30,19 +31,27 @@ tests=(
     slurmctld slurmd slurm-client munge    # a Slurm of this machine, with a configuration of its own
 )
 rivals=(python3 python3-venv ucx-utils)
+arm=(
+    mmdebstrap                    # scripts/arm.sh: a Debian with Rust's library for Arm
+    qemu-user-static              # runs the program, which writes its pages
+    libc6-dev-arm64-cross         # for that, and headers for bindings
+    binutils-aarch64-linux-gnu    # ar, strip
+    qemu-system-arm cpio          # scripts/arm-check.sh: a machine with a kernel of its own
+)
 
 say() { printf 'setup: %s\n' "$*"; }
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 case "${1:-}" in
-'' | --tests | --mutants | --rivals) ;;
+'' | --tests | --arm | --mutants | --rivals) ;;
 *)
-    say "no option $1; there are --tests, --mutants and --rivals"
+    say "no option $1; there are --tests, --arm, --mutants and --rivals"
     exit 2
     ;;
 esac
 wanted=("${build[@]}" "${run[@]}")
 [ "${1:-}" = --tests ] && wanted+=("${tests[@]}")
+[ "${1:-}" = --arm ] && wanted+=("${arm[@]}")
 [ "${1:-}" = --rivals ] && wanted+=("${rivals[@]}")
 
 if ! command -v apt-get >/dev/null; then

@@ -7,6 +7,10 @@
 #   scripts/wheel.sh --check    also builds the last commit a second time, elsewhere, and compares
 #   scripts/wheel.sh --debug    target/wheels/debug/cuda_cluster-*.whl alone: the debug build, for
 #                               this machine alone; what the tests install
+#   scripts/wheel.sh --target aarch64 [--check]
+#                               on x86-64 for 64-bit Arm: target/aarch64/wheels, target/aarch64/dist;
+#                               as root, with what scripts/setup.sh --arm installs, or with a Rust that
+#                               has the target
 #
 # Two builds of a commit with the same Rust are the same, byte for byte. Takes about ten minutes on
 # two cores. Needs what scripts/setup.sh installs; maturin and zig come from PyPI, hwloc from Debian.
@@ -17,6 +21,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 maturin=1.16.0
 zig=0.17.1
+libclang=14.0.6
 hwloc=2.9.0
 hwloc_sha256=b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970
 glibc=2.28
@@ -24,8 +29,28 @@ glibc=2.28
 say() { printf 'wheel: %s\n' "$*"; }
 fail() { printf 'wheel: %s\n' "$*" >&2; exit 1; }
 
-mode=${1:-}
-case $mode in '' | --check | --debug) ;; *) fail "unknown argument $mode; see the top of $0" ;; esac
+host=$(uname -m)
+machine=$host mode='' given=("$@")
+while [ $# -gt 0 ]; do
+    case $1 in
+    --check | --debug) mode=$1 ;;
+    --target) machine=${2:-} && shift $(($# > 1)) ;;
+    *) fail "unknown argument $1; see the top of $0" ;;
+    esac
+    shift
+done
+target=$machine-unknown-linux-gnu
+case $host-$machine$mode in
+"$host-$host$mode") ;;
+x86_64-aarch64--debug) fail "the debug build is for this machine alone" ;;
+x86_64-aarch64*)
+    if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ]; then
+        say "this Rust has no library for $target"
+        exec scripts/arm.sh scripts/wheel.sh "${given[@]}"
+    fi
+    ;;
+*) fail "no way to build for '$machine' here; on x86_64 there is --target aarch64" ;;
+esac
 for tool in cargo python3 cc pkg-config; do
     command -v "$tool" >/dev/null || fail "there is no $tool: run scripts/setup.sh"
 done
@@ -34,11 +59,19 @@ if [ "$mode" != --debug ]; then
         command -v "${tool%:*}" >/dev/null || fail "there is no ${tool%:*}: apt-get install ${tool#*:}"
     done
 fi
+if [ "$machine" != "$host" ]; then
+    for tool in "qemu-$machine-static" "$machine-linux-gnu-strip"; do
+        command -v "$tool" >/dev/null || fail "there is no $tool: run scripts/setup.sh --arm"
+    done
+fi
 
-machine=$(uname -m)
-target=$machine-unknown-linux-gnu
 version=$(sed -n '0,/^version = "\(.*\)"/s//\1/p' Cargo.toml)
-work=$PWD/target/wheel
+out=target work=$PWD/target/wheel
+if [ "$machine" != "$host" ]; then
+    out=target/$machine work=$PWD/target/$machine/wheel
+    # Apart from the builds for this machine, which another Rust makes.
+    export CARGO_TARGET_DIR=$PWD/target/$machine/cargo
+fi
 share=$work/data/data/share
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
@@ -56,8 +89,15 @@ if [ "$mode" != --debug ]; then
     tools+=-$zig
     wanted+=("ziglang==$zig")
 fi
-if [ ! -f "$tools/installed" ]; then
+if [ "$machine" != "$host" ]; then
+    # ucx1-sys reads headers by a bindgen that fails with libclang 16 and later, which sid has.
+    tools+=-$libclang
+    wanted+=("libclang==$libclang")
+fi
+# They are those of one Python, and scripts/arm.sh has another.
+if [ ! -f "$tools/installed" ] || ! "$tools/bin/python" -c '' 2>/dev/null; then
     say "installing ${wanted[*]}"
+    rm -rf "$tools"
     python3 -m venv "$tools" || fail "python3 makes no environments: apt-get install python3-venv"
     "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
     touch "$tools/installed"
@@ -78,7 +118,7 @@ build_hwloc() {
     tar -C "$source" --strip-components=1 -xjf "$work/$archive"
     (
         cd "$source"
-        CC=$zigcc CFLAGS="-O2 -g0 -fPIC -ffile-prefix-map=$PWD=hwloc" ./configure --quiet \
+        CC=$zigcc CFLAGS="-O2 -g0 -fPIC -ffile-prefix-map=$PWD=hwloc" ./configure --quiet "${cross[@]}" \
             --prefix="$prefix" --localstatedir=/var --enable-static --disable-shared --disable-libxml2 --disable-pci \
             --disable-libudev --disable-opencl --disable-cuda --disable-nvml --disable-rsmi \
             --disable-levelzero --disable-gl --disable-cairo --disable-plugins --disable-doxygen \
@@ -93,10 +133,10 @@ build_hwloc() {
 }
 
 if [ "$mode" = --debug ]; then
-    wheels=target/wheels/debug
+    wheels=$out/wheels/debug
     arguments=(--profile dev --strip false --compatibility linux --auditwheel skip)
 else
-    wheels=target/wheels
+    wheels=$out/wheels
     arguments=(--target "$target" --compatibility "manylinux_${glibc/./_}" --auditwheel check)
     # The C compiler and linker for the old glibc. Only what is linked in is compiled by it: ucx1-sys asks
     # UCX's headers for types and numbers, with the host's compiler, whose headers its clang knows. UCX is
@@ -117,6 +157,18 @@ END
     chmod +x "$zigcc"
     variable=${target//-/_}
     declare -x "CARGO_TARGET_${variable^^}_LINKER=$zigcc" "CC_$variable=$zigcc"
+    cross=() architecture=$(dpkg --print-architecture)
+    if [ "$machine" != "$host" ]; then
+        cross=(--host="$machine-linux-gnu") architecture=arm64
+        # The headers of libc6-dev-arm64-cross are for bindings; its libraries for the program, which
+        # writes its pages.
+        declare -x "BINDGEN_EXTRA_CLANG_ARGS_$variable=-isystem $(clang -print-resource-dir)/include \
+-isystem /usr/$machine-linux-gnu/include"
+        LIBCLANG_PATH=$(echo "$tools"/lib/python3*/site-packages/clang/native)
+        export LIBCLANG_PATH
+        declare -x "CARGO_TARGET_${variable^^}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
+        export PKG_CONFIG_ALLOW_CROSS=1
+    fi
     [ -f "$prefix/COPYING.hwloc" ] || build_hwloc
     export PKG_CONFIG_PATH=$prefix/lib/pkgconfig HWLOC_STATIC=1
     sysroot=$(rustc --print sysroot)
@@ -185,7 +237,7 @@ done
 
 # The tarball: the program under bin, the rest under share. The Debian package has the same, where
 # Debian looks for it, packed by dpkg-deb: cargo-deb would want this list of files once more.
-dist=target/dist
+dist=$out/dist
 name=cuda-cluster-$version-$machine
 stage=$work/stage
 rm -rf "$stage" "$dist"
@@ -226,7 +278,7 @@ mkdir -p "$stage/DEBIAN"
 cat >"$stage/DEBIAN/control" <<END
 Package: cuda-cluster
 Version: $version-1
-Architecture: $(dpkg --print-architecture)
+Architecture: $architecture
 Maintainer: $maintainer
 Section: science
 Priority: optional
@@ -243,7 +295,7 @@ chmod -R u=rwX,go=rX "$stage"
 find "$stage" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group -Zxz --build "$stage" "$dist" >/dev/null
 rm -rf "$stage"
-made() { (cd "$1" && sha256sum target/wheels/*.whl target/dist/*); }
+made() { (cd "$1" && sha256sum "$wheels"/*.whl "$dist"/*); }
 
 if [ "$mode" = --check ]; then
     [ -z "$(git status --porcelain --untracked-files=no)" ] || fail "--check compares commits: commit first"
@@ -251,7 +303,8 @@ if [ "$mode" = --check ]; then
     second=$(mktemp -d)
     trap 'rm -rf cuda_cluster.data "$second"' EXIT
     git clone --quiet . "$second/again"
-    env -u RUSTFLAGS -u PKG_CONFIG_PATH -u HWLOC_STATIC "$second/again/scripts/wheel.sh" >/dev/null
+    env -u RUSTFLAGS -u PKG_CONFIG_PATH -u HWLOC_STATIC -u CARGO_TARGET_DIR \
+        "$second/again/scripts/wheel.sh" --target "$machine" >/dev/null
     diff <(made .) <(made "$second/again") || fail "a second build is different"
     say "a second build is the same"
 fi

@@ -64,7 +64,7 @@ def build(out, share, arguments):
     under `share`, pages and completions too."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        write_pages(unpacked(pack(scratch, arguments), scratch), share)
+        write_pages([*runner(arguments), unpacked(pack(scratch, arguments), scratch)], share)
         # The tree is left as it was, whatever happens.
         add_modules(arguments, stack)
         DATA.unlink(missing_ok=True)
@@ -92,15 +92,15 @@ def unpacked(wheel, folder):
 
 
 def write_pages(program, share):
-    """The manual pages and completions that the program writes."""
+    """The manual pages and completions that the program, a command, writes."""
     pages = share / "man/man1"
     pages.mkdir(parents=True, exist_ok=True)
-    subprocess.run([program, "man", pages], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*program, "man", pages], check=True, stdout=subprocess.DEVNULL)
     for shell, name in COMPLETIONS.items():
         path = share / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
-            subprocess.run([program, "completions", shell], check=True, stdout=file)
+            subprocess.run([*program, "completions", shell], check=True, stdout=file)
 
 
 def add_modules(arguments, stack):
@@ -120,7 +120,7 @@ def add_modules(arguments, stack):
         stack.callback(module.unlink, missing_ok=True)
         shutil.copy(build_module(arguments, *chosen), module)
         if options(arguments).strip == "true":
-            subprocess.run(["strip", module], check=True)
+            subprocess.run([tool("strip", arguments), module], check=True)
 
 
 def build_module(arguments, features=(), variables=()):
@@ -138,6 +138,18 @@ def build_module(arguments, features=(), variables=()):
         if message["reason"] == "compiler-artifact" and message["target"]["name"] == "_comm":
             return next(file for file in message["filenames"] if file.endswith(".so"))
     raise RuntimeError("cargo has built cuda-cluster-comm, and names no library")
+
+
+def tool(name, arguments):
+    """A program of binutils that knows the files of the target."""
+    machine = (options(arguments).target or platform.machine()).split("-")[0]
+    return name if machine == platform.machine() else f"{machine}-linux-gnu-{name}"
+
+
+def runner(arguments):
+    """What runs a program of the target here: cargo's setting."""
+    target = (options(arguments).target or "").replace("-", "_").upper()
+    return os.environ.get(f"CARGO_TARGET_{target}_RUNNER", "").split()
 
 
 def options(arguments):

@@ -26,11 +26,16 @@ async fn a_cluster_comes_up_and_goes_down_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guardian_that_was_killed_is_told_from_a_program_that_is_none() {
+async fn a_guardian_that_was_killed_or_refuses_is_told_from_a_program_that_is_none() {
     let bench = Bench::new();
     for (script, error, hint) in [
         ("kill -9 $$", "was ended by signal 9 (SIGKILL) before it was ready", None),
         ("exit 0", "does not answer as guardian", Some("dispatch()")),
+        (
+            r#"printf '{"unable":{"reason":"adopting orphans: no"}}' >&3"#,
+            "cannot watch over processes here: adopting orphans: no",
+            Some("emulator"),
+        ),
     ] {
         let helper = bench.file("helper");
         std::fs::write(&helper, format!("#!/bin/sh\n{script}\n")).expect("written");

@@ -573,8 +573,13 @@ mod tests {
         let block = shared(&pool, 1 << 20);
         assert!(pool.shared() <= 4 << 20);
         drop(block);
-        pool.trim(Instant::now() + KEEP);
-        assert_eq!((pool.kept(), pool.shared()), (0, 0), "it goes back to the system, too");
+        // For the other block, a thread may make one as well, at any time.
+        let gone = (0..3000).any(|_| {
+            pool.trim(Instant::now() + KEEP);
+            std::thread::sleep(Duration::from_millis(1));
+            (pool.kept(), pool.shared()) == (0, 0)
+        });
+        assert!(gone, "it goes back to the system, too");
     }
 
     #[test]

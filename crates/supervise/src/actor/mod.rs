@@ -246,7 +246,7 @@ impl Actor {
 
     fn hear(&mut self, report: Report) -> Option<Event> {
         match report {
-            Report::Watching => None,
+            Report::Watching | Report::Unable { .. } => None,
             Report::Alive => Some(Event::GuardianAlive),
             Report::Started { key, pid } => {
                 let (pipe, since) = match self.unheard.remove(&key) {

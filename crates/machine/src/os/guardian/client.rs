@@ -51,6 +51,12 @@ pub enum GuardianError {
     /// The program does not respond like a guardian.
     #[error("{} does not answer as guardian", helper.display())]
     Mute { helper: PathBuf },
+    /// It can't hold the cluster's processes together here.
+    #[error("the guardian cannot watch over processes here: {reason}")]
+    Unable {
+        /// What failed, and the kernel's words.
+        reason: String,
+    },
     /// It was ended before it was ready.
     #[error("the guardian (process {pid}) {exit} before it was ready")]
     Ended {
@@ -75,6 +81,11 @@ impl GuardianError {
             Self::Mute { .. } => Some(
                 "a program that starts clusters calls cuda_cluster::cluster::dispatch() first in \
                  main, or names the cuda-cluster binary as its helper"
+                    .to_owned(),
+            ),
+            Self::Unable { .. } => Some(
+                "a kernel does this since Linux 5.3; a sandbox or an emulator of programs \
+                 (qemu-user) may not"
                     .to_owned(),
             ),
             Self::Spawn { .. } | Self::Ended { .. } | Self::Deaf { .. } => None,
@@ -144,6 +155,9 @@ impl Guardian {
             released: Mutex::new(false),
         };
         let first = tokio::time::timeout(FIRST_WAIT, guardian.report()).await;
+        if let Ok(Some(Report::Unable { reason })) = first {
+            return Err(GuardianError::Unable { reason });
+        }
         if !matches!(first, Ok(Some(Report::Watching))) {
             if let Some(exit) = guardian.ended_by_a_signal() {
                 return Err(GuardianError::Ended { pid: guardian.pid(), exit });

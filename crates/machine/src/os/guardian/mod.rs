@@ -99,6 +99,8 @@ enum Request {
 pub enum Report {
     /// The guardian is ready.
     Watching,
+    /// The guardian ends, because the kernel refuses what it needs.
+    Unable { reason: String },
     /// The guardian answers a request.
     Alive,
     /// A shim has been started.

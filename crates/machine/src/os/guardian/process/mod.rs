@@ -20,7 +20,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
-use super::channel::Channel;
+use super::channel::{Channel, encoded};
 use super::outbox::Outbox;
 use super::output::{Delivery, Ends, Output};
 use super::{Report, Request, Start, fork, helper};
@@ -127,7 +127,11 @@ fn watch(
     output: Option<OwnedFd>,
     arguments: &[String],
 ) -> io::Result<()> {
-    let signals = prepare()?;
+    let signals = prepare().inspect_err(|error| {
+        // If even that can't be sent, the supervisor sees the end of the socket.
+        let report = Report::Unable { reason: error.to_string() };
+        let _ = encoded(&report).and_then(|text| channel.send(&text, &[]));
+    })?;
     let supervisor = supervisor(arguments)?;
     let cgroup = arguments.get(2).filter(|path| *path != NO_CGROUP);
     // All processes are started in the group. If this process may not enter it, there is no group.
@@ -161,7 +165,12 @@ fn watch(
 fn prepare() -> io::Result<SignalFd> {
     // Fails only for a group leader, which this process then is.
     let _ = nix::unistd::setsid();
-    nix::sys::prctl::set_child_subreaper(true)?;
+    nix::sys::prctl::set_child_subreaper(true).map_err(|errno| {
+        io::Error::new(
+            io::Error::from(errno).kind(),
+            format!("adopting orphans (PR_SET_CHILD_SUBREAPER): {}", errno.desc()),
+        )
+    })?;
     nix::sys::prctl::set_name(c"cluster-guard")?;
     let mut mask = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
