@@ -1,7 +1,7 @@
 //! `exec`: binds this process as the worker of its local rank, then executes a program.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, parent_id};
 
 use clap::Args;
 
@@ -12,6 +12,7 @@ use super::{output, up};
 use crate::cluster::command;
 use crate::os::argument::decoded;
 use crate::os::binding;
+use crate::plan::EnginePlan;
 
 /// Arguments of `exec`.
 #[derive(Args, Debug)]
@@ -70,7 +71,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     })?;
     let mut env = worker.env.clone();
     let variable = |name: &str| std::env::var(name).ok();
-    env.extend(command::told_by_launcher(rank, source == GIVEN, variable));
+    let languages = match &prepared.plan.engine {
+        EnginePlan::Command(told) => told.bootstrap.as_slice(),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => &[],
+    };
+    let (given, starter) = (source == GIVEN, parent_id());
+    env.extend(command::told_by_launcher(rank, given, starter, languages, variable));
     // Returns only if the program cannot be executed.
     // Otherwise the program would inherit that they are ignored.
     crate::os::default_ignored_signals();

@@ -154,6 +154,32 @@ def test_ranks_are_told_in_every_language_and_no_other_job_has_the_same_ports():
         assert one["OMPI_MCA_orte_hnp_uri"].endswith(":" + one["JAX_COORDINATOR_PORT"])
 
 
+def test_ranks_of_another_launcher_are_bound_and_told_where_they_meet(tmp_path):
+    pytest.importorskip("mpi4py", reason="scripts/setup.sh --tests installs mpi4py and MPICH")
+    program = """
+        import json, os, sys
+        from mpi4py import MPI
+        ranks = MPI.COMM_WORLD
+        # A file each: mpiexec mixes what they write.
+        with open(f"{sys.argv[1]}/{ranks.Get_rank()}", "w") as file:
+            json.dump({"total": ranks.allreduce(1), **os.environ}, file)
+    """
+    execute = [str(BUILT), "exec", "--topology", "dgx-a100", "--simulate", "--"]
+    python = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    started = ["mpiexec", "-n", "2", *execute, *python]
+    said = subprocess.run(started, capture_output=True, text=True, timeout=300, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+    told = [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")]
+    assert [one["total"] for one in told] == [2, 2]
+    assert [(one["RANK"], one["ROLE_RANK"], one["LOCAL_RANK"]) for one in told] == [
+        ("0", "0", "0"),
+        ("1", "1", "1"),
+    ]
+    [(address, port)] = {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}
+    assert address == "127.0.0.1" and 20_000 <= int(port) < 30_000
+    assert all(one["TORCHELASTIC_RUN_ID"] for one in told)
+
+
 def test_what_the_user_has_set_stays():
     own = {
         "OMP_NUM_THREADS": "3",

@@ -1,37 +1,90 @@
 //! What an outer launcher tells the processes that `exec` starts, under torchrun's names.
 //!
-//! Knows Slurm and Open MPI. If the launcher does not provide a value (Open MPI gives no address),
-//! its variable is left out, and whatever the caller has set stays.
+//! Knows Slurm, Open MPI, MPICH's hydra, Flux and PALS (PBS on Cray). What a launcher does not say is
+//! left out, and whatever the caller has set stays. Only Slurm names a host and a port that all ranks
+//! agree on; others do if all ranks are on this machine: then the address is loopback's, and the port
+//! follows from the process that has started them all.
 //!
 //! *Invariant:* a variable that is already set is never changed, except by an explicit local rank.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
-/// Ports for rank 0 under Slurm, which reserves none unless asked to (`--resv-ports`): all ranks
+use cuda_cluster_model::spec::Bootstrap;
+
+/// Ports for rank 0 under launchers that reserve none unless asked to (`--resv-ports`): all ranks
 /// must arrive at the same port independently, and two jobs on a machine at different ones.
 const PORTS: std::ops::Range<u64> = 20_000..30_000;
+
+/// Ports for the status of NCCL, of which each machine of a job has its own.
+const STATUS_PORTS: std::ops::Range<u64> = 30_000..32_000;
+
+/// A launcher's names for a rank, the number of ranks, the rank on its machine and the number there.
+struct Names {
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    /// Empty if it does not say.
+    local_size: &'static str,
+}
+
+/// Launchers other than Slurm, as their processes' environments have it.
+const LAUNCHERS: [Names; 4] = [
+    // Open MPI.
+    Names {
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    // hydra: MPICH's and Intel MPI's mpiexec.
+    Names {
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_size: "MPI_LOCALNRANKS",
+    },
+    Names {
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        local_rank: "FLUX_TASK_LOCAL_ID",
+        local_size: "",
+    },
+    Names {
+        rank: "PALS_RANKID",
+        size: "PALS_SIZE",
+        local_rank: "PALS_LOCAL_RANKID",
+        local_size: "PALS_LOCAL_SIZE",
+    },
+];
 
 /// The variables for a process of this local rank: `LOCAL_RANK`, and, as far as the launcher
 /// provides them, `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 ///
 /// `given` means that the user chose the rank, which may therefore differ from the launcher's.
+/// `starter` is the process that has started all ranks of this machine. Of the `languages` those are
+/// spoken that need nobody who answers.
 pub fn told_by_launcher(
     local_rank: u32,
     given: bool,
+    starter: u32,
+    languages: &[Bootstrap],
     variable: impl Fn(&str) -> Option<String>,
 ) -> BTreeMap<String, String> {
     let of = |name: &str| variable(name).filter(|value| !value.is_empty());
     let is_ours =
         |name: &str| !given && of(name).and_then(|rank| rank.parse().ok()) == Some(local_rank);
-    let mut found = Vec::new();
-    if is_ours("SLURM_LOCALID") {
-        found = slurm(&of);
-    } else if is_ours("OMPI_COMM_WORLD_LOCAL_RANK") {
-        found = vec![
-            ("RANK", of("OMPI_COMM_WORLD_RANK")),
-            ("WORLD_SIZE", of("OMPI_COMM_WORLD_SIZE")),
-            ("LOCAL_WORLD_SIZE", of("OMPI_COMM_WORLD_LOCAL_SIZE")),
-        ];
+    let mut found = match LAUNCHERS.iter().find(|names| is_ours(names.local_rank)) {
+        _ if is_ours("SLURM_LOCALID") => slurm(&of),
+        Some(names) => other(names, starter, &of),
+        None => Vec::new(),
+    };
+    if !found.is_empty() && languages.contains(&Bootstrap::Torch) {
+        found.extend(torchelastic(&found, starter, &of));
+    }
+    if !found.is_empty() && languages.contains(&Bootstrap::Nccl) {
+        let address = format!("{}:{}", Ipv4Addr::LOCALHOST, port_of(STATUS_PORTS, starter));
+        found.push(("NCCL_RAS_ADDR", Some(address)));
     }
     let unset = found.into_iter().filter(|(name, _)| of(name).is_none());
     let mut env: BTreeMap<String, String> =
@@ -40,6 +93,66 @@ pub fn told_by_launcher(
         env.insert("LOCAL_RANK".to_owned(), local_rank.to_string());
     }
     env
+}
+
+/// What a launcher says; a place to meet only if all ranks are here.
+fn other(
+    names: &Names,
+    starter: u32,
+    of: &dyn Fn(&str) -> Option<String>,
+) -> Vec<(&'static str, Option<String>)> {
+    let size = of(names.size);
+    let nodes_of_flux = of("FLUX_JOB_NNODES").filter(|_| names.local_size.is_empty());
+    let local_size = match nodes_of_flux.as_deref() {
+        Some("1") => size.clone(),
+        _ => of(names.local_size),
+    };
+    let all_here = size.is_some() && size == local_size;
+    let port = port_of(PORTS, starter);
+    vec![
+        ("RANK", of(names.rank)),
+        ("WORLD_SIZE", size),
+        ("LOCAL_WORLD_SIZE", local_size),
+        ("MASTER_ADDR", all_here.then(|| Ipv4Addr::LOCALHOST.to_string())),
+        ("MASTER_PORT", all_here.then(|| port.to_string())),
+    ]
+}
+
+/// What torchrun's agent adds, from what is known already: machines with as many ranks each.
+fn torchelastic(
+    found: &[(&'static str, Option<String>)],
+    starter: u32,
+    of: &dyn Fn(&str) -> Option<String>,
+) -> Vec<(&'static str, Option<String>)> {
+    let number = |name: &str| -> Option<u32> {
+        found.iter().find(|(found, _)| *found == name)?.1.as_deref()?.parse().ok()
+    };
+    let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else {
+        return Vec::new();
+    };
+    let each = number("LOCAL_WORLD_SIZE").filter(|each| *each > 0);
+    let node = of("SLURM_NODEID").or_else(|| Some((rank / each?).to_string()));
+    let nodes = each.map(|each| size.div_ceil(each).to_string());
+    let job = ["SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "PMIX_NAMESPACE"];
+    let job = job.iter().find_map(|name| of(name)).unwrap_or_else(|| starter.to_string());
+    let said = |text: &str| Some(text.to_owned());
+    vec![
+        ("GROUP_RANK", node),
+        ("GROUP_WORLD_SIZE", nodes),
+        ("ROLE_NAME", said("default")),
+        ("ROLE_RANK", Some(rank.to_string())),
+        ("ROLE_WORLD_SIZE", Some(size.to_string())),
+        ("TORCHELASTIC_RESTART_COUNT", said("0")),
+        ("TORCHELASTIC_MAX_RESTARTS", said("0")),
+        ("TORCHELASTIC_RUN_ID", Some(job)),
+        // Rank 0 serves the store.
+        ("TORCHELASTIC_USE_AGENT_STORE", said("False")),
+    ]
+}
+
+/// A port that all children of a process find by themselves.
+fn port_of(ports: std::ops::Range<u64>, starter: u32) -> u64 {
+    ports.start + u64::from(starter) % (ports.end - ports.start)
 }
 
 /// What `srun` sets; variables of the step take precedence over those of the job.
@@ -112,7 +225,16 @@ mod tests {
     use super::*;
 
     fn variables(rank: u32, given: bool, around: &[(&str, &str)]) -> BTreeMap<String, String> {
-        told_by_launcher(rank, given, |name| {
+        told(rank, given, &[], around)
+    }
+
+    fn told(
+        rank: u32,
+        given: bool,
+        languages: &[Bootstrap],
+        around: &[(&str, &str)],
+    ) -> BTreeMap<String, String> {
+        told_by_launcher(rank, given, 71_234, languages, |name| {
             let value = around.iter().find(|(other, _)| *other == name)?.1;
             Some(value.to_owned())
         })
@@ -141,6 +263,37 @@ mod tests {
             ("WORLD_SIZE", "12"),
         ];
         assert_eq!(env, wanted.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    }
+
+    #[test]
+    fn other_launchers_are_understood_and_ranks_of_one_machine_meet_there() {
+        let of = |names: [&'static str; 4], nodes: &'static str, local: &'static str| {
+            let [rank, size, local_rank, local_size] = names;
+            let told = [(rank, "5"), (size, "8"), (local_rank, "1"), (local_size, local)];
+            let told = [&told[..], &[("FLUX_JOB_NNODES", nodes)]].concat();
+            variables(1, false, &told)
+        };
+        for Names { rank, size, local_rank, local_size } in LAUNCHERS {
+            let names = [rank, size, local_rank, local_size];
+            let here = of(names, "1", "8");
+            assert_eq!((&*here["RANK"], &*here["WORLD_SIZE"]), ("5", "8"), "{rank}");
+            assert_eq!((&*here["LOCAL_RANK"], &*here["LOCAL_WORLD_SIZE"]), ("1", "8"), "{rank}");
+            assert_eq!((&*here["MASTER_ADDR"], &*here["MASTER_PORT"]), ("127.0.0.1", "21234"));
+            let several = of(names, "2", "4");
+            assert!(!several.contains_key("MASTER_ADDR"), "{rank}: {several:?}");
+        }
+    }
+
+    #[test]
+    fn torchruns_set_follows_from_what_the_launcher_says() {
+        let env = told(1, false, &[Bootstrap::Torch, Bootstrap::Nccl], &SRUN);
+        assert_eq!((&*env["GROUP_RANK"], &*env["TORCHELASTIC_RUN_ID"]), ("1", "123456"));
+        assert_eq!((&*env["ROLE_RANK"], &*env["ROLE_WORLD_SIZE"]), ("9", "12"));
+        assert_eq!(env["NCCL_RAS_ADDR"], "127.0.0.1:31234");
+        let own = [&SRUN[..], &[("NCCL_RAS_ADDR", "localhost:1")]].concat();
+        assert!(!told(1, false, &[Bootstrap::Nccl], &own).contains_key("NCCL_RAS_ADDR"));
+        let nobody = told(1, false, &[Bootstrap::Torch], &[]);
+        assert_eq!(nobody.len(), 1, "only its number: {nobody:?}");
     }
 
     #[test]

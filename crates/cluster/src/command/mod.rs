@@ -15,12 +15,15 @@ pub(crate) use meeting::serve;
 pub(crate) use rendezvous::Rendezvous;
 
 /// Variables in which launchers give a process its rank on this machine; the first one set wins.
-pub const LOCAL_RANK_VARIABLES: [&str; 5] = [
+pub const LOCAL_RANK_VARIABLES: [&str; 8] = [
     "LOCAL_RANK",
     "SLURM_LOCALID",
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MV2_COMM_WORLD_LOCAL_RANK",
     "PMI_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "PALS_LOCAL_RANKID",
 ];
 
 /// Why this process's rank is not known.
