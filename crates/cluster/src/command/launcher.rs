@@ -44,15 +44,17 @@ const LAUNCHERS: [Names; 4] = [
         local_rank: "MPI_LOCALRANKID",
         local_size: "MPI_LOCALNRANKS",
     },
+    // flux-environment(7); the number here follows where there is one node.
     Names {
         rank: "FLUX_TASK_RANK",
         size: "FLUX_JOB_SIZE",
         local_rank: "FLUX_TASK_LOCAL_ID",
         local_size: "",
     },
+    // PALS itself tells no size; Cray's PMI does.
     Names {
         rank: "PALS_RANKID",
-        size: "PALS_SIZE",
+        size: "PMI_SIZE",
         local_rank: "PALS_LOCAL_RANKID",
         local_size: "PALS_LOCAL_SIZE",
     },
