@@ -123,6 +123,16 @@ def test_ranks_of_rapidsmpf_find_each_other_and_nobody_else_is_let_in():
     assert set(lines(run(RRUN, arguments=["00" * 32]))) == {"ERROR bad token b''"}
 
 
+def test_strangers_who_say_nothing_keep_no_rank_out():
+    idle = """
+        import os, socket
+        host, port = os.environ["RRUN_SOCKET_ADDR"].split(":")
+        if os.environ["RRUN_RANK"] == "0":
+            idle = [socket.create_connection((host, int(port))) for _ in range(100)]
+    """
+    assert lines(run(textwrap.dedent(idle) + textwrap.dedent(RRUN))) == ["0 2", "1 2"]
+
+
 def test_a_rank_that_ends_while_others_wait_for_it_ends_the_run():
     said = failed(
         """

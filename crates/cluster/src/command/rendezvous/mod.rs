@@ -103,6 +103,11 @@ impl Rendezvous {
         let (of_mpi, of_rapids, told) = (shared(), shared(), Arc::new(told));
         let strangers = Arc::new(Semaphore::new(STRANGERS));
         let mut end = std::pin::pin!(end);
+        // Beyond the places nobody is accepted: a rank waits in the listener's queue, it is not refused.
+        let rank_or_stranger = || async {
+            let place = Arc::clone(&strangers).acquire_owned().await.map_err(io::Error::other)?;
+            Ok::<_, io::Error>((rapids.accept().await?.0, place))
+        };
         loop {
             tokio::select! {
                 () = &mut end => return,
@@ -112,10 +117,8 @@ impl Rendezvous {
                     let (shared, told) = (Arc::clone(&of_mpi), Arc::clone(&told));
                     ranks.spawn(async move { with_mpi(stream, &told, &shared).await });
                 }
-                accepted = rapids.accept() => match accepted {
-                    Ok((stream, _)) => {
-                        // Without a place it is closed.
-                        let Ok(place) = Arc::clone(&strangers).try_acquire_owned() else { continue };
+                accepted = rank_or_stranger() => match accepted {
+                    Ok((stream, place)) => {
                         let (shared, told) = (Arc::clone(&of_rapids), Arc::clone(&told));
                         ranks.spawn(async move { with_rapids(stream, &told, &shared, place).await });
                     }
