@@ -179,3 +179,48 @@ fn exec_binds_this_process_by_its_local_rank() {
     assert_eq!(beyond.code, 2, "{beyond}");
     assert!(beyond.stderr.contains("the plan has 3"), "{beyond}");
 }
+
+#[test]
+fn a_process_of_somebody_elses_pool_is_bound_by_the_gpu_that_it_sees() {
+    let sandbox = Sandbox::new();
+    let tell = "echo $CUDA_VISIBLE_DEVICES/$UCX_TLS; grep Cpus_allowed_list /proc/self/status";
+    let exec = |gpu: &str, variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cuda-cluster"));
+        let machine = ["--topology", "dgx-1-v100", "--simulate"];
+        command.args([&["exec"], &machine[..], &["--gpu", gpu, "--", "sh", "-c", tell]].concat());
+        // What the sandbox takes away is given by a shell.
+        let given = variables.iter().map(|(name, value)| format!("{name}={value}"));
+        let mut shell = Command::new("env");
+        shell.args(given).arg(command.get_program()).args(command.get_args());
+        sandbox.spawn_program(shell).wait()
+    };
+    // Of a DGX-1, GPUs 4 to 7 get CPUs of another machine than this one: a CPU in turn.
+    for (variables, seen) in [
+        (&[("CUDA_VISIBLE_DEVICES", "5")][..], "5/"),
+        (&[("CUDA_VISIBLE_DEVICES", "6,5"), ("LOCAL_RANK", "1")], "6,5/"),
+        (&[("LOCAL_RANK", "5")], "0,1,2,3,4,5,6,7/"),
+    ] {
+        let said = exec("auto", variables);
+        assert_eq!(said.code, 0, "{said}");
+        assert!(said.stdout.starts_with(seen), "{variables:?}: {said}");
+    }
+    let machine = sandbox.run(&["topo", "--topology", "dgx-1-v100", "-o", "json"]);
+    let machine: serde_json::Value = serde_json::from_str(&machine.stdout).expect("JSON");
+    let uuid = machine["gpus"][5]["uuid"].as_str().expect("a UUID");
+    let named = exec(uuid, &[]);
+    assert!(named.stdout.starts_with("5,6,7,0,1,2,3,4/"), "its own is device 0: {named}");
+    let named = exec("5", &[]);
+    assert!(named.stdout.starts_with("5,6,7,0,1,2,3,4/"), "its own is device 0: {named}");
+    for (gpu, variables, why) in [
+        ("auto", &[("CUDA_VISIBLE_DEVICES", "6,5")][..], "no launcher says a rank"),
+        ("auto", &[("CUDA_VISIBLE_DEVICES", "6,5"), ("LOCAL_RANK", "2")], "the local rank is 2"),
+        ("auto", &[("CUDA_VISIBLE_DEVICES", "GPU-none")], "no worker for the GPU \"GPU-none\""),
+        ("auto", &[], "no variable tells this process its rank"),
+        ("8", &[], "the plan has 8"),
+    ] {
+        let said = exec(gpu, variables);
+        assert_eq!((said.code, said.stdout.as_str()), (2, ""), "{said}");
+        assert!(said.stderr.contains(why), "{variables:?}: {said}");
+    }
+    sandbox.assert_nothing_is_left();
+}

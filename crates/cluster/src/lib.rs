@@ -98,7 +98,9 @@ pub use launch::{Surroundings, launch};
 #[doc(hidden)]
 pub use paths::unusable_paths;
 #[doc(hidden)]
-pub use prepare::{Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan};
+pub use prepare::{
+    Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan, prepare_whole,
+};
 #[doc(hidden)]
 pub use report::{BugReport, crashes, recorded_machine, recorded_preflight};
 #[doc(hidden)]

@@ -16,6 +16,9 @@ use cuda_cluster_model::preflight::{self, Audience, Finding};
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
 
+/// The variable that says which GPUs a process sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// A plan, in a form that this machine can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prepared {
@@ -128,13 +131,33 @@ impl PrepareError {
 /// If this machine can't be probed, there is no plan, its GPUs are elsewhere and not to be
 /// simulated, or something that it names does not exist here.
 pub fn prepare(request: &Request, machine: Option<&Topology>) -> Result<Prepared, PrepareError> {
-    let caller = probe::caller();
-    let examined = examine(&caller)?;
+    prepare_for(request, machine, &probe::caller())
+}
+
+/// As [`prepare`], for all GPUs of the machine, whichever of them this process may see.
+///
+/// # Errors
+/// As there.
+pub fn prepare_whole(
+    request: &Request,
+    machine: Option<&Topology>,
+) -> Result<Prepared, PrepareError> {
+    let mut caller = probe::caller();
+    caller.variables.remove(VISIBLE);
+    prepare_for(request, machine, &caller)
+}
+
+fn prepare_for(
+    request: &Request,
+    machine: Option<&Topology>,
+    caller: &CallerEnvironment,
+) -> Result<Prepared, PrepareError> {
+    let examined = examine(caller)?;
     let live = &examined.topology;
-    check_interface(request, &caller)?;
+    check_interface(request, caller)?;
     let decided = match machine {
-        Some(machine) => plan(machine, request, &caller)?,
-        None => decide(&examined, request, &caller)?,
+        Some(machine) => plan(machine, request, caller)?,
+        None => decide(&examined, request, caller)?,
     };
     let prepared = fit(decided, &examined, machine.is_none())?;
     Ok(Prepared { machine: Some(machine.unwrap_or(live).clone()), ..prepared })

@@ -181,6 +181,12 @@ fn noted(prepared: Result<Prepared, PrepareError>, request: &Request) -> Result<
     Ok(prepared)
 }
 
+/// As [`prepare`], for all GPUs, whichever of them this process may see.
+pub(super) fn prepare_whole(request: &Request) -> Result<Prepared, Failure> {
+    let machine = request.spec.topology.as_deref().map(source::load).transpose()?;
+    noted(cluster::prepare_whole(request, machine.as_ref()), request)
+}
+
 /// What a cluster is brought up for.
 #[derive(Clone, Copy, Debug)]
 struct Purpose {

@@ -1,9 +1,9 @@
 //! What an outer launcher tells the processes that `exec` starts, under torchrun's names.
 //!
-//! Knows Slurm, Open MPI, MPICH's hydra, Flux and PALS (PBS on Cray). What a launcher does not say is
-//! left out, and whatever the caller has set stays. Only Slurm names a host and a port that all ranks
-//! agree on; others do if all ranks are on this machine: then the address is loopback's, and the port
-//! follows from the process that has started them all.
+//! Knows Slurm, Open MPI, MPICH's hydra, Flux and PALS (PBS on Cray). What a launcher does not say
+//! is left out, and whatever the caller has set stays. Only Slurm names a host and a port that all
+//! ranks agree on; others do if all ranks are on this machine: then the address is loopback's, and
+//! the port follows from the process that has started them all.
 //!
 //! *Invariant:* a variable that is already set is never changed, except by an explicit local rank.
 

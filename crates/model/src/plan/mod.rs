@@ -20,6 +20,7 @@ mod error;
 mod exposed;
 mod form;
 mod gpus;
+mod held;
 mod libucp;
 mod memory;
 mod network;
@@ -51,6 +52,7 @@ pub use form::{
     Binding, Connection, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan,
     SchedulerPlan, Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
 };
+pub use held::worker_of_gpu;
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};
 pub use settings::settings;
