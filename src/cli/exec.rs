@@ -32,8 +32,8 @@ pub(super) struct Arguments {
     /// Local rank [default: from the launcher's environment]
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     rank: Option<u32>,
-    /// GPU of this process, among all of the machine: a number, a UUID, or auto, which is the one in
-    /// CUDA_VISIBLE_DEVICES, of several the one of the local rank
+    /// GPU of this process, among all of the machine: a number, a UUID, or auto, which is the one
+    /// in CUDA_VISIBLE_DEVICES, of several the one of the local rank
     #[arg(long, value_name = "GPU", conflicts_with_all = ["rank", "gpus", "n-workers"])]
     gpu: Option<String>,
     /// The program and its arguments [default: command.argv of the spec]

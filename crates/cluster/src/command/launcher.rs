@@ -19,7 +19,7 @@ const PORTS: std::ops::Range<u64> = 20_000..30_000;
 /// Ports for the status of NCCL, of which each machine of a job has its own.
 const STATUS_PORTS: std::ops::Range<u64> = 30_000..32_000;
 
-/// A launcher's names for a rank, the number of ranks, the rank on its machine and the number there.
+/// A launcher's names for a rank, the number of ranks, and both on its machine.
 struct Names {
     rank: &'static str,
     size: &'static str,
@@ -64,8 +64,8 @@ const LAUNCHERS: [Names; 4] = [
 /// provides them, `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 ///
 /// `given` means that the user chose the rank, which may therefore differ from the launcher's.
-/// `starter` is the process that has started all ranks of this machine. Of the `languages` those are
-/// spoken that need nobody who answers.
+/// `starter` is the process that has started all ranks of this machine. Of the `languages` those
+/// are spoken that need nobody who answers.
 pub fn told_by_launcher(
     local_rank: u32,
     given: bool,

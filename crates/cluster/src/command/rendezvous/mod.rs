@@ -103,7 +103,8 @@ impl Rendezvous {
         let (of_mpi, of_rapids, told) = (shared(), shared(), Arc::new(told));
         let strangers = Arc::new(Semaphore::new(STRANGERS));
         let mut end = std::pin::pin!(end);
-        // Beyond the places nobody is accepted: a rank waits in the listener's queue, it is not refused.
+        // Beyond the places nobody is accepted: a rank waits in the listener's queue, and is not
+        // refused.
         let rank_or_stranger = || async {
             let place = Arc::clone(&strangers).acquire_owned().await.map_err(io::Error::other)?;
             Ok::<_, io::Error>((rapids.accept().await?.0, place))
