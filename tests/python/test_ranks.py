@@ -199,6 +199,10 @@ def test_what_the_user_has_set_stays():
     }
     for line in lines(run(SHOWN, **own)):
         assert {name: json.loads(line)[name] for name in own} == own
+    # Within a rank of another job these are that job's.
+    for line in lines(run(SHOWN, RANK="0", **own)):
+        assert json.loads(line)["MASTER_PORT"] != own["MASTER_PORT"]
+        assert json.loads(line)["NCCL_RAS_ADDR"] != own["NCCL_RAS_ADDR"]
 
 
 def test_languages_can_be_chosen():

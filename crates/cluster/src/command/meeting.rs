@@ -3,7 +3,6 @@
 //!
 //! *Invariant:* what the user has set stays; who this rank is, is ours to say.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,8 +15,14 @@ use cuda_cluster_model::plan::{CommandPlan, Plan, Program};
 use cuda_cluster_model::spec::Bootstrap;
 use cuda_cluster_wire::secret::Secret;
 
-/// The variables of rank 0's address, which users set themselves.
-const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
+/// Variables that users set themselves.
+const SETTINGS: [&str; 5] = [
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NCCL_RAS_ADDR",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "JAX_COORDINATOR_PORT",
+];
 
 /// What an outer launcher has said of this process in the language that MPI's libraries refuse
 /// beside the one that ranks are told.
@@ -30,8 +35,8 @@ pub struct Meeting {
     ranks: u32,
     /// Free ports of loopback: rank 0's, JAX's coordinator's, NCCL's status.
     ports: [u16; 3],
-    /// What the caller has set already, among what would be set.
-    kept: BTreeMap<String, String>,
+    /// What the caller has set already of [`SETTINGS`].
+    kept: Vec<&'static str>,
     /// Directory for what a rank of PyTorch says of its failure.
     errors: std::path::PathBuf,
     rendezvous: Option<rendezvous::Told>,
@@ -58,12 +63,12 @@ impl Meeting {
             true => Some(Rendezvous::open(&paths.socket(RANKS), &job, ranks, token).await?),
             false => None,
         };
-        let settings =
-            MASTER.into_iter().chain(["NCCL_RAS_ADDR", "TORCH_NCCL_ASYNC_ERROR_HANDLING"]);
-        let kept = settings.filter_map(|name| {
-            let value = std::env::var(name).ok().filter(|value| !value.is_empty())?;
-            Some((name.to_owned(), value))
-        });
+        // Within a rank of another launcher these are that job's.
+        let within = std::env::var_os("RANK").is_some();
+        let kept = SETTINGS
+            .into_iter()
+            .filter(|_| !within)
+            .filter(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let meeting = Self {
             job,
             ranks,
@@ -92,7 +97,10 @@ impl Meeting {
                 // In the plan.
                 Bootstrap::Threads => {}
                 Bootstrap::Nccl => settings.push(("NCCL_RAS_ADDR", self.nccl())),
-                Bootstrap::Jax => who.extend(self.jax(rank)),
+                Bootstrap::Jax => {
+                    who.extend(self.jax(rank));
+                    settings.push(("JAX_COORDINATOR_PORT", self.ports[1].to_string()));
+                }
                 Bootstrap::Mpi => {
                     who.extend(self.mpi(rank));
                     let told = self.rendezvous.iter().map(|told| told.connections(rank));
@@ -108,7 +116,7 @@ impl Meeting {
             program.env.insert(name.to_owned(), value);
         }
         for (name, value) in settings {
-            if !self.kept.contains_key(name) {
+            if !self.kept.contains(&name) {
                 program.env.entry(name.to_owned()).or_insert(value);
             }
         }
@@ -153,7 +161,6 @@ impl Meeting {
             ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", self.ranks.to_string()),
             ("OMPI_MCA_orte_hnp_uri", format!("0.0;tcp://{host}:{port}")),
-            ("JAX_COORDINATOR_PORT", port.to_string()),
         ]
     }
 
