@@ -38,7 +38,9 @@ pub(super) fn of_rank(
     }
     let offered = offered(context);
     let mut why: Vec<Why> = offered.iter().map(|one| told(*one)).collect();
-    let free = !context.caller.variables.contains_key(OMP);
+    let mut own =
+        context.spec.worker.env.iter().flatten().chain(context.slots[at].overriding_env());
+    let free = !context.caller.variables.contains_key(OMP) && own.all(|(name, _)| name != OMP);
     if let Some((threads, cores, ranks)) =
         threads(context, at, shares).filter(|_| free && offered.contains(&Bootstrap::Threads))
     {
@@ -110,4 +112,39 @@ fn told(language: Bootstrap) -> Why {
         ),
     };
     Why::new(format!("bootstrap.{language}"), variables, reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{CallerEnvironment, Here, adapt_to_here, plan};
+    use crate::spec::Request;
+    use crate::topology::{builtin, parse};
+
+    /// A rank's threads as planned for a DGX H100, and as simulated on a machine of two CPUs.
+    fn threads(spec: serde_json::Value, caller: &CallerEnvironment) -> [Option<String>; 2] {
+        let machine = parse(builtin("dgx-h100").expect("built in")).expect("right");
+        let spec = serde_json::from_value(spec).expect("a spec");
+        let request = Request::of(spec).expect("no contradictions");
+        let plan = plan(&machine, &request, caller).expect("a plan");
+        let here = Here { cpus: [0, 1].into_iter().collect(), ..Here::default() };
+        let (adapted, _) = adapt_to_here(&plan, &here);
+        [&plan, &adapted].map(|plan| plan.workers[0].env.get(OMP).cloned())
+    }
+
+    #[test]
+    fn ranks_share_their_cores_and_what_the_user_has_set_stays() {
+        let of = |number: &str| Some(number.to_owned());
+        let (engine, nobody) = ("command", CallerEnvironment::default());
+        let plain = serde_json::json!({ "engine": engine });
+        assert_eq!(threads(plain.clone(), &nobody), [of("14"), of("1")]);
+        let set = serde_json::json!({ "engine": engine, "worker": { "env": { OMP: "8" } } });
+        assert_eq!(threads(set, &nobody), [of("8"), of("8")]);
+        let own = [serde_json::json!({ "match": { "worker": "gpu0" }, "env": { OMP: "5" } })];
+        let set = serde_json::json!({ "engine": engine, "overrides": own });
+        assert_eq!(threads(set, &nobody), [of("5"), of("5")]);
+        let mut caller = CallerEnvironment::default();
+        caller.variables.insert(OMP.to_owned(), "3".to_owned());
+        assert_eq!(threads(plain, &caller), [None, None], "it is inherited");
+    }
 }
