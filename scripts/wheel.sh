@@ -90,7 +90,7 @@ if [ "$mode" != --debug ]; then
     wanted+=("ziglang==$zig")
 fi
 if [ "$machine" != "$host" ]; then
-    # ucx1-sys reads headers by a bindgen that fails with libclang 16 and later, which sid has.
+    # The libclang with which the bindings for Arm were made and tried; crates/bindgen knows sid's, too.
     tools+=-$libclang
     wanted+=("libclang==$libclang")
 fi

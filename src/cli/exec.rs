@@ -16,7 +16,7 @@ use super::{output, up};
 use crate::cluster::{Prepared, command};
 use crate::os::argument::decoded;
 use crate::os::binding;
-use crate::plan::{EnginePlan, WorkerPlan, worker_of_gpu};
+use crate::plan::{EnginePlan, ORDER, VISIBLE, WorkerPlan, worker_of_gpu};
 use crate::spec::Request;
 use crate::topology::Topology;
 
@@ -40,10 +40,6 @@ pub(super) struct Arguments {
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
-
-/// The variables that say which GPUs a process sees, and how they are counted.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-const ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// As which worker of a plan this process is bound.
 enum Place {

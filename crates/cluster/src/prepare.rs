@@ -9,15 +9,12 @@ use super::paths::{self, PathError};
 use cuda_cluster_machine::probe::{self, Examined, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
-    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, adapt_to_here,
-    libucp_paths, plan,
+    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, VISIBLE,
+    adapt_to_here, libucp_paths, plan,
 };
 use cuda_cluster_model::preflight::{self, Audience, Finding};
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
-
-/// The variable that says which GPUs a process sees.
-const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A plan, in a form that this machine can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use crate::spec::{
 use crate::topology::{ComputeMode, Device, Gpu, Note, Topology};
 
 /// Names the variable that masks and orders CUDA's devices.
-pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The topology's notes, without those about GPUs that are not used.
 pub(super) fn topology_notes(topology: &Topology, selected: &Selected<'_>) -> Vec<Note> {

@@ -52,6 +52,7 @@ pub use form::{
     Binding, Connection, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan,
     SchedulerPlan, Supervision, UcxPlan, VERSION, Why, WorkerGpu, WorkerPlan,
 };
+pub use gpus::VISIBLE;
 pub use held::worker_of_gpu;
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};
@@ -60,3 +61,4 @@ pub use starter::starter;
 pub use text::TEXT_LIMIT;
 pub use ucx::{NEEDS_CACHE_SINCE, without_cache};
 pub use variables::{NET_DEVICES, TLS};
+pub use workers::ORDER;

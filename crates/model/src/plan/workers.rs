@@ -22,7 +22,8 @@ use crate::spec::{EngineKind, MemoryPolicy, VisibleDevices};
 use crate::topology::{Note, Topology};
 use crate::units::Size;
 
-const ORDER: &str = "CUDA_DEVICE_ORDER";
+/// Names the variable that says how CUDA counts devices.
+pub const ORDER: &str = "CUDA_DEVICE_ORDER";
 const IB_HCA: &str = "NCCL_IB_HCA";
 
 /// Plans every worker.
