@@ -8,14 +8,14 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
-use crate::command::{self, Meeting, Rendezvous};
+use crate::command::Ranks;
 use cuda_cluster_machine::os::limits::{self, TooFew};
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
-use cuda_cluster_supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
 use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
@@ -44,9 +44,6 @@ pub enum UpError {
         /// The system's error.
         reason: String,
     },
-    /// There is no free port, or no socket, at which ranks of the command engine find each other.
-    #[error("the ranks have no place to find each other")]
-    Rendezvous(#[source] std::io::Error),
     /// The plan can't be serialized.
     #[error("cannot write the plan as JSON: {reason}")]
     Plan {
@@ -156,10 +153,10 @@ pub async fn start(
     // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
-    let (launch, rendezvous) = match begin(prepared, program, &directory).await {
-        Ok((mut launch, rendezvous)) => {
+    let (launch, ranks) = match begin(prepared, program, &directory).await {
+        Ok((mut launch, ranks)) => {
             launch.notes.extend(locked);
-            (launch, rendezvous)
+            (launch, ranks)
         }
         Err(error) => {
             // Report the first error.
@@ -170,15 +167,13 @@ pub async fn start(
     let options = Options {
         helper: program.to_owned(),
         output,
+        // Kept as long as the cluster: it serves the ranks.
+        meeting: ranks.map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
-    let supervisor = Supervisor::start(launch, directory, options).await?;
-    let mut state = supervisor.state();
-    // The supervisor's end closes the channel.
-    command::serve(rendezvous, async move { while state.changed().await.is_ok() {} });
-    Ok(supervisor)
+    Ok(Supervisor::start(launch, directory, options).await?)
 }
 
 /// Checks the limit on locked memory, if workers are to use RDMA here.
@@ -196,25 +191,25 @@ async fn begin(
     prepared: &Prepared,
     program: &Path,
     directory: &RunDirectory,
-) -> Result<(Launch, Option<Rendezvous>), UpError> {
+) -> Result<(Launch, Option<Arc<Ranks>>), UpError> {
     let Prepared { plan, launched, machine, preflight, to_completion, to_be_verified, .. } =
         prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
-    let (meeting, rendezvous) = match &launched.engine {
+    let shared_memory = made.is_ok().then_some(&*place);
+    let ranks = match &launched.engine {
         EnginePlan::Command(told) => {
-            let meeting = Meeting::prepare(launched, told, paths, secret()?).await;
-            let (meeting, rendezvous) = meeting.map_err(UpError::Rendezvous)?;
-            (Some(meeting), rendezvous)
+            let place = shared_memory.map(Path::to_owned);
+            Some(Arc::new(Ranks::new(launched, told, paths, place)))
         }
-        EnginePlan::Native(_) | EnginePlan::Dask(_) => (None, None),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
     };
     let around = Surroundings {
         program,
         paths,
-        shared_memory: made.is_ok().then_some(&place),
-        meeting: meeting.as_ref(),
+        shared_memory,
+        ranks: ranks.as_deref(),
         to_completion: *to_completion,
         to_be_verified: *to_be_verified,
     };
@@ -238,7 +233,7 @@ async fn begin(
         directory.write_private(&paths.topology(), &text)?;
     }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
-    Ok((launch, rendezvous))
+    Ok((launch, ranks))
 }
 
 fn watch(plan: &Plan) -> NvmlWatch {

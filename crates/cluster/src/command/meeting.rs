@@ -3,7 +3,6 @@
 //!
 //! *Invariant:* what the user has set stays; who this rank is, is ours to say.
 
-use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -11,7 +10,7 @@ use std::path::Path;
 use super::rendezvous::{self, Rendezvous};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
-use cuda_cluster_model::plan::{CommandPlan, Plan, Program};
+use cuda_cluster_model::plan::{CommandPlan, Program};
 use cuda_cluster_model::spec::Bootstrap;
 use cuda_cluster_wire::secret::Secret;
 
@@ -30,9 +29,11 @@ const OUTER: [&str; 2] = ["PMIX_NAMESPACE", "PMIX_RANK"];
 
 /// How the ranks of one start find each other.
 #[derive(Debug)]
-pub struct Meeting {
+pub(crate) struct Meeting {
     job: String,
     ranks: u32,
+    /// How often the ranks have been started again, and how often they may be.
+    restarts: [u32; 2],
     /// Free ports of loopback: rank 0's, JAX's coordinator's, NCCL's status.
     ports: [u16; 3],
     /// What the caller has set already of [`SETTINGS`].
@@ -43,24 +44,27 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Prepares a start; also returns who serves the ranks, if a language needs it.
+    /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve them, if a language needs it.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
     /// If the system has no free port, or the socket can't be made.
     pub(crate) async fn prepare(
-        plan: &Plan,
+        job: &str,
+        ranks: usize,
         told: &CommandPlan,
+        restart: u32,
         paths: &Paths,
         token: Secret,
     ) -> io::Result<(Self, Option<Rendezvous>)> {
-        let ranks = u32::try_from(plan.workers.len()).unwrap_or(u32::MAX);
-        let job = plan.name.to_string();
+        // MPICH names shared memory by it, which killed ranks leave behind.
+        let start = if restart == 0 { job.to_owned() } else { format!("{job}.{restart}") };
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let serves =
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
-            true => Some(Rendezvous::open(&paths.socket(RANKS), &job, ranks, token).await?),
+            true => Some(Rendezvous::open(&paths.socket(RANKS), &start, ranks, token).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
@@ -70,8 +74,9 @@ impl Meeting {
             .filter(|_| !within)
             .filter(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let meeting = Self {
-            job,
+            job: job.to_owned(),
             ranks,
+            restarts: [restart, told.restarts],
             ports: free_ports()?,
             kept: kept.collect(),
             errors: paths.root().to_owned(),
@@ -140,8 +145,8 @@ impl Meeting {
             ("ROLE_NAME", name("default")),
             ("ROLE_RANK", rank.to_string()),
             ("ROLE_WORLD_SIZE", self.ranks.to_string()),
-            ("TORCHELASTIC_RESTART_COUNT", name("0")),
-            ("TORCHELASTIC_MAX_RESTARTS", name("0")),
+            ("TORCHELASTIC_RESTART_COUNT", self.restarts[0].to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", self.restarts[1].to_string()),
             ("TORCHELASTIC_RUN_ID", self.job.clone()),
             ("TORCHELASTIC_USE_AGENT_STORE", name("False")),
             ("TORCHELASTIC_ERROR_FILE", error_file(&self.errors, rank).display().to_string()),
@@ -188,14 +193,4 @@ fn free_ports() -> io::Result<[u16; 3]> {
         *port = listener.local_addr()?.port();
     }
     Ok(ports)
-}
-
-/// Serves the ranks until `end`; nothing where no language needs it.
-pub(crate) fn serve(
-    rendezvous: Option<Rendezvous>,
-    end: impl Future<Output = ()> + Send + 'static,
-) {
-    if let Some(rendezvous) = rendezvous {
-        tokio::spawn(rendezvous.serve(end));
-    }
 }
