@@ -79,6 +79,35 @@ MEETING = {
         ranks = create_ucxx_comm(ProgressThread())
         said(ranks.rank, ranks.nranks, ranks.nranks)
     """,
+    # Not ranks, but actors of one program, each on a GPU.
+    "ray": """
+        import os, sys, time
+        import cuda_cluster.ray, ray
+        which, mode, folder = sys.argv[1:]
+        class Actor:
+            def place(self):
+                return sorted(os.sched_getaffinity(0))
+            def meet(self, rank, size, total, cpus):
+                path = f"{folder}/{os.getpid()}"
+                with open(path + ".part", "w") as file:
+                    print(rank, size, total, ",".join(map(str, cpus)), file=file)
+                os.rename(path + ".part", path)
+                while mode != "end" and sum(not it.endswith("part") for it in os.listdir(folder)) < size:
+                    time.sleep(0.02)
+                if mode == "fail" and rank == 1:
+                    os._exit(7)
+                if mode != "end":
+                    time.sleep(600)
+        ours = which == "ours"
+        resources = cuda_cluster.ray.resources() if ours else {}
+        ray.init(num_gpus=4, num_cpus=4, resources=resources, include_dashboard=False,
+                 object_store_memory=80 << 20, log_to_driver=False)
+        options = cuda_cluster.ray.options() if ours else [{"num_gpus": 1}] * 4
+        actors = [ray.remote(Actor).options(num_cpus=0, **one).remote() for one in options]
+        places = ray.get([actor.place.remote() for actor in actors])
+        ray.get([actor.meet.remote(rank, len(actors), len(places), cpus)
+                 for rank, (actor, cpus) in enumerate(zip(actors, places))])
+    """,
 }
 
 
@@ -226,17 +255,18 @@ def watched(framework: str, launcher: str, command: list[str], env: dict[str, st
     return row
 
 
-def launchers(framework: str, program: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
     """Our launcher and the framework's own, each with the command that it is."""
     python = [sys.executable, program]
+    if framework == "ray":
+        yield "Ray, actors by cuda_cluster.ray", [*python, "ours"]
+        yield "Ray alone", [*python, "alone"]
+        return
     yield "cuda-cluster run", [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), "--", *python]
     beside = Path(sys.executable).parent
     if framework == "torch":
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         yield "torchrun", [*command, f"--nproc-per-node={RANKS}", program]
-        bound = folder / "bound.py"
-        bound.write_text("import runpy, sys\nimport cuda_cluster\n"
-                         "cuda_cluster.bind()\nrunpy.run_path(sys.argv[1])\n")  # fmt: skip
     elif framework == "mpi":
         yield "mpiexec (MPICH)", [str(beside / "mpiexec"), "-n", str(RANKS), *python]
     elif framework == "rrun":
@@ -300,9 +330,10 @@ def main() -> int:
         env = machine(folder)
         for framework in asked:
             program = folder / f"{framework}.py"
-            program.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(MEETING[framework]))
+            begin = "" if framework == "ray" else BEGIN
+            program.write_text(textwrap.dedent(begin) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
-                    for name, command in launchers(framework, str(program), folder)]  # fmt: skip
+                    for name, command in launchers(framework, str(program))]  # fmt: skip
             rows += seen
             for other in seen[1:]:
                 worse += [f"{framework}: {it} than {other.launcher}" for it in seen[0].worse_than(other)]

@@ -297,13 +297,11 @@ def _policy() -> tuple[int, frozenset[int]]:
 
 def _cuda() -> str | None:
     """How far CUDA has come in this process: `initialised`, or `context`."""
-    path = _mapped(re.compile(r"(/.*/libcuda\.so[^/]*)$"))
-    if not path:
-        return None
     try:
-        driver = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        # Found by its name, which it has wherever it was loaded from.
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
-        return None  # It has been unloaded.
+        return None
     count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED:
         return None

@@ -1,6 +1,6 @@
 """A pool of Python's own, with one worker for each GPU: each takes one in its initializer.
 
-    python pool.py
+python pool.py
 """
 
 import multiprocessing

@@ -1,7 +1,7 @@
 """Ray: an actor for each GPU, in both ways. See `cuda_cluster.ray` for which is for whom.
 
-    pip install ray
-    python ray_actors.py
+pip install ray
+python ray_actors.py
 """
 
 import ray

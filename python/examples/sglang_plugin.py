@@ -20,6 +20,4 @@ def bind(server_args: Any, gpu_id: int, *args: Any, **kwargs: Any) -> None:
 
 
 def register() -> None:
-    HookRegistry.register(
-        "sglang.srt.managers.scheduler.configure_scheduler_process", bind, HookType.BEFORE
-    )
+    HookRegistry.register("sglang.srt.managers.scheduler.configure_scheduler_process", bind, HookType.BEFORE)
