@@ -129,6 +129,13 @@ class Row:
         return [self.framework, self.launcher, self.peers, self.ranks, self.bound,
                 self.interrupted, self.code, self.orphans]  # fmt: skip
 
+    def lacks(self) -> list[str]:
+        """What is not as it should be, whatever others do."""
+        named = {"peers": self.peers, "ranks": self.ranks, "bound": self.bound}
+        lacking = [name for name, seen in named.items() if seen != "yes"]
+        lacking += ["Ctrl-C"] if self.interrupted.startswith("no") else []
+        return lacking + (["orphans"] if self.orphans != "0" else [])
+
     def worse_than(self, other: Row) -> list[str]:
         """Where this does worse than another launcher."""
         pairs = zip(("peers", "ranks", "bound"), self.cells()[2:5], other.cells()[2:5])
@@ -329,12 +336,13 @@ def main() -> int:
         folder = Path(scratch)
         env = machine(folder)
         for framework in asked:
-            program = folder / f"{framework}.py"
+            program = folder / f"{framework}_ranks.py"
             begin = "" if framework == "ray" else BEGIN
             program.write_text(textwrap.dedent(begin) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
                     for name, command in launchers(framework, str(program))]  # fmt: skip
             rows += seen
+            worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
             for other in seen[1:]:
                 worse += [f"{framework}: {it} than {other.launcher}" for it in seen[0].worse_than(other)]
     print(shown(rows))
