@@ -4,8 +4,8 @@
     scripts/numa_rivals.py [MACHINE ...]
 
 Runs their own functions, as they are installed in this Python, on made-up machines (`tests/fake-machine`)
-of the built-in ones, under shuffled masks of numbers and UUIDs and with MIG instances; prints where they
-differ, and ends with 1 if ours is wrong anywhere. Needs a debug build (`cargo build --examples --bins`)
+of the built-in ones, under shuffled masks of numbers and UUIDs and with MIG instances; prints who is
+right, and ends with 1 if ours is wrong anywhere. Needs a debug build (`cargo build --examples --bins`)
 and root: the machine's NUMA nodes are mounted over this one's, in a namespace of the script's own.
 """
 
@@ -79,6 +79,8 @@ class Machine:
         self.env["LD_LIBRARY_PATH"] = f"{folder}/lib"
         self.topology = json.loads(self.program(["topo", "--topology", name, "-o", "json"]))
         self.gpus = self.topology["gpus"]
+        planned = ["plan", "--topology", name, "--engine", "command", "-o", "json"]
+        self.plan = json.loads(self.program(planned))
 
     def program(self, arguments: list[str], **variables: str) -> str:
         command = [str(BUILT / "cuda-cluster"), *arguments]
@@ -103,15 +105,16 @@ class Machine:
     def ours(self, mask: str | None, device: int) -> Any:
         """The node near the GPU that `exec` takes; the node of the plan for that machine."""
         variables = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-        said = json.loads(self.program(["exec", "--gpu", "auto", f"--rank={device}", "-o", "json"], **variables))
+        command = ["exec", "--gpu", "auto", f"--rank={device}", "-o", "json"]
+        said = json.loads(self.program(command, **variables))
         if "error" in said:
             return said["error"].splitlines()[0]
         return self.node(said["gpu"]["index"])
 
     def node(self, index: int) -> int:
         """The node with CPUs that is near a GPU."""
-        plan = json.loads(self.program(["plan", "--topology", self.name, "--engine", "command", "-o", "json"]))
-        found = [worker["cpus"] for worker in plan["workers"] if worker["gpu"]["index"] == index]
+        workers = self.plan["workers"]
+        found = [worker["cpus"] for worker in workers if worker["gpu"]["index"] == index]
         first = int(found[0].replace("-", ",").split(",")[0])
         return next(node["id"] for node in self.topology["numa"] if has(node.get("cpus") or "", first))
 
@@ -157,8 +160,8 @@ def compare(name: str, scores: Counter[tuple[str, str]]) -> None:
             for which, nodes in said.items():
                 verdict = "right" if nodes == right else "wrong"
                 scores[which, verdict] += 1
-                if verdict == "wrong":
-                    print(f"{name}, mask of {kind}: {which} says {nodes}, and it is {right}", flush=True)
+                says = "" if verdict == "right" else f": says {nodes}, and it is {right}"
+                print(f"{name}, mask of {kind}, {which} is {verdict}{says}", flush=True)
 
 
 def main() -> int:
