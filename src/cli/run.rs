@@ -71,6 +71,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             spec.workers = Some(number);
         }
     })?;
+    program_of(&request)?;
     screen::open();
     if let Some(exit) = up::prove(&mut request)? {
         return Ok(exit);
@@ -79,13 +80,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }
 
-/// The request for a program: the command line's, or else the spec's.
+/// The request for a program: the command line's, or else the spec's, if any.
 pub(super) fn requested(
     asked: &Asked,
     command: &[OsString],
     change: impl FnOnce(&mut ClusterSpec),
 ) -> Result<Request, Failure> {
-    let request = asked.request_with(|spec| {
+    asked.request_with(|spec| {
         if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
             output::note(&format!("--engine {engine} is ignored: this runs a program of yours"));
         }
@@ -93,13 +94,17 @@ pub(super) fn requested(
         let typed = || command.iter().map(|text| encoded(text)).collect();
         spec.command.argv = (!command.is_empty()).then(typed);
         change(spec);
-    })?;
+    })
+}
+
+/// Checks that there is a program to run.
+pub(super) fn program_of(request: &Request) -> Result<(), Failure> {
     if request.spec.command.argv.is_none() {
         let error = anyhow::anyhow!("there is no program to run");
         let hint = "write it after --, or into the spec as command.argv";
         return Err(Failure::new(Exit::Usage, error).hint(hint));
     }
-    Ok(request)
+    Ok(())
 }
 
 /// Relays the ranks' output until they have ended.
