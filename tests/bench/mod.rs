@@ -200,6 +200,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         workers_wait: false,
         to_be_verified: false,
         first_alone: false,
+        together: None,
         notes: Vec::new(),
     }
 }
