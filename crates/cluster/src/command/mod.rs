@@ -7,12 +7,12 @@
 
 mod launcher;
 mod meeting;
+mod pmix;
 mod rendezvous;
 
 pub use launcher::told_by_launcher;
-pub(crate) use meeting::Meeting;
-pub(crate) use meeting::serve;
-pub(crate) use rendezvous::Rendezvous;
+pub(crate) use meeting::{Hosts, Meeting, MeetingError, serve};
+pub(crate) use pmix::SHARED_MEMORY;
 
 /// Variables in which launchers give a process its rank on this machine; the first one set wins.
 pub const LOCAL_RANK_VARIABLES: [&str; 8] = [

@@ -67,7 +67,7 @@ fn usual(kind: EngineKind) -> EnginePlan {
         EngineKind::Dask => EnginePlan::Dask(Box::new(options::dask(&Default::default()))),
         EngineKind::Command => EnginePlan::Command(CommandPlan {
             argv: Vec::new(),
-            bootstrap: Bootstrap::ALL.to_vec(),
+            bootstrap: Bootstrap::USUAL.to_vec(),
         }),
     }
 }

@@ -318,7 +318,8 @@ section! {
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
         visible_devices: VisibleDevices,
         /// In whose languages ranks are told of each other, beside `RANK`, `WORLD_SIZE` and
-        /// `MASTER_ADDR`. `[]` for none of them. Default: all.
+        /// `MASTER_ADDR`. `[]` for none of them. `pmix` (Open MPI) excludes `mpi`. Default: all
+        /// others.
         bootstrap: Vec<Bootstrap>,
     }
 }

@@ -55,6 +55,8 @@ pub(crate) enum Event {
     Verified,
     /// The guardian is gone.
     GuardianLost,
+    /// What all processes need is gone.
+    Broken { reason: String },
     /// A deadline has passed.
     Tick,
 }
