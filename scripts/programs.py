@@ -41,7 +41,7 @@ BEGIN = """
 ENDS = {
     "well": "",
     "waits": "time.sleep(600)",
-    "status 3": "sys.exit(3) if rank == size - 1 else time.sleep(600)",
+    "status 3": "os._exit(3) if rank == size - 1 else time.sleep(600)",
     "MPI_Abort(7)": "world.Abort(7) if rank == size - 1 else time.sleep(600)",
 }
 
@@ -168,7 +168,9 @@ def kill_the_launcher(job, _):
 
 def main(name, python):
     python = os.path.abspath(python)
-    told = "from mpi4py import MPI; print(MPI.Get_library_version().split(',')[0])"
+    # Initialized, it would leave a file of its own in shared memory.
+    told = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    told += "; print(MPI.Get_library_version().split(',')[0])"
     print(f"{name}: {subprocess.check_output([python, '-c', told], text=True).strip()}")
     cases = [
         ("ends well", "well", None),

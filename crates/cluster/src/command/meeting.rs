@@ -136,6 +136,8 @@ impl Meeting {
                 }
                 Bootstrap::Pmix => {
                     program.without = pmix::of_another_launcher();
+                    let (name, value) = pmix::KNOWN_LAUNCHER;
+                    who.push((name, value.to_owned()));
                     let variables = self.pmix.get(rank as usize);
                     program.env.extend(variables.cloned().unwrap_or_default());
                 }

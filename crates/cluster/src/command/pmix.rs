@@ -10,6 +10,11 @@ use cuda_cluster_machine::os::pmix::{self, Job, Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::PMIX;
 
+/// Open MPI 4 asks for PMIx only under a launcher that it knows by name, and takes others' ranks for
+/// single processes. It knows IBM's by this variable, does not read what it says, and leaves the
+/// binding as it is (`orte/mca/schizo/jsm`).
+pub(super) const KNOWN_LAUNCHER: (&str, &str) = ("JSM_JSRUN_PORT", "0");
+
 /// Variables of Open MPI whose processes share memory by files: of 4.x, of 5.x, and of both.
 pub(crate) const SHARED_MEMORY: [&str; 3] = [
     "OMPI_MCA_btl_vader_backing_directory",

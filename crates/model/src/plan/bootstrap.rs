@@ -111,7 +111,7 @@ fn told(language: Bootstrap) -> Why {
             "RapidsMPF and cudf-polars, which run as one rank each without them",
         ),
         Bootstrap::Pmix => (
-            "PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_*",
+            "PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_* JSM_JSRUN_PORT",
             "PMIx, by a server of the libpmix that is installed: Open MPI, and NVSHMEM by it",
         ),
     };

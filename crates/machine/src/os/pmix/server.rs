@@ -91,7 +91,8 @@ impl Server {
             Ok(Answer::Serves { version, variables }) => Ok(Self { version, variables, process }),
             Ok(Answer::Missing(tried)) => Err(ServerError::Missing(tried)),
             Ok(Answer::Refused(reason)) => Err(ServerError::Refused(reason)),
-            Err(_) => Err(silent(process.end().await)),
+            Err(_) if line.is_empty() => Err(silent(process.end().await)),
+            Err(_) => Err(silent("says what is no answer".to_owned())),
         }
     }
 
