@@ -81,6 +81,30 @@ SHOWN = """
 """
 
 
+#: Runs ranks by a description that has a switch above both GPUs, which the machine does not show.
+BY_DESCRIPTION = """
+    import json, os, subprocess, sys
+    built = os.environ["CUDA_CLUSTER_BIN"]
+    machine = json.loads(subprocess.check_output([built, "topo", "-o", "json"]))
+    assert not machine.get("bridges"), machine["bridges"]
+    kinds = ["host", "root_port", "switch_up", "switch_down", "switch_down"]
+    names = ["pci0000:60", "0000:60:01.0", "0000:61:00.0", "0000:62:00.0", "0000:62:01.0"]
+    above = [None, names[0], names[1], names[2], names[2]]
+    machine["bridges"] = [
+        {"id": name, "kind": kind, **({"parent": parent} if parent else {})}
+        for name, kind, parent in zip(names, kinds, above)
+    ]
+    machine["links"] = []
+    for gpu, port in zip(machine["gpus"], names[3:]):
+        gpu["parent"] = port
+    with open("described.json", "w") as file:
+        json.dump(machine, file)
+    command = [built, "run", "--topology", "described.json", "--ready-within", "10m", "--"]
+    rank = 'echo "$NCCL_TOPO_FILE"; [ "$RANK" != 0 ] || [ ! -e "$NCCL_TOPO_FILE" ] || cat "$NCCL_TOPO_FILE"'
+    raise SystemExit(subprocess.call([*command, "sh", "-c", rank]))
+"""
+
+
 def run(program, *flags, ranks=2, arguments=(), by=sys.executable, **variables):
     """What `run` says of a Python program."""
     command = [str(BUILT), "run", "--topology", "dgx-a100", "--simulate", "-n", str(ranks)]
@@ -311,6 +335,27 @@ def test_what_the_user_has_set_stays():
     for line in lines(run(SHOWN, RANK="0", **own)):
         assert json.loads(line)["MASTER_PORT"] != own["MASTER_PORT"]
         assert json.loads(line)["NCCL_RAS_ADDR"] != own["NCCL_RAS_ADDR"]
+
+
+def test_nccl_is_told_of_switches_that_the_machine_hides(made_up_machine):
+    def said(**variables):
+        program = [sys.executable, "-c", textwrap.dedent(BY_DESCRIPTION)]
+        return subprocess.run(
+            [*made_up_machine(2), *program],
+            env={**os.environ, "PYTHON": sys.executable, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    told = said()
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count("nccl-topology.xml") == 2, told.stdout
+    switch = told.stdout.split('<pci busid="0000:61:00.0"')[1].split("</cpu>")[0]
+    assert switch.count("<gpu ") == 2, told.stdout
+    own = said(NCCL_TOPO_FILE="/own.xml")
+    assert own.stdout.splitlines() == ["/own.xml"] * 2, own.stdout + own.stderr
 
 
 def test_languages_can_be_chosen():

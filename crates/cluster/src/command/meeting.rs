@@ -70,7 +70,7 @@ impl Meeting {
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
-    /// If the system has no free port, the socket can't be made, or there is no libpmix that serves.
+    /// If the system has no free port, the socket can't be made, or no libpmix serves.
     pub(crate) async fn prepare(
         plan: &Plan,
         told: &CommandPlan,

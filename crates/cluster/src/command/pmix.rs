@@ -10,9 +10,9 @@ use cuda_cluster_machine::os::pmix::{self, Job, Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::PMIX;
 
-/// Open MPI 4 asks for PMIx only under a launcher that it knows by name, and takes others' ranks for
-/// single processes. It knows IBM's by this variable, does not read what it says, and leaves the
-/// binding as it is (`orte/mca/schizo/jsm`).
+/// Open MPI 4 asks for PMIx only under a launcher that it knows by name, and takes ranks of others
+/// for single processes. It knows IBM's by this variable, does not read what it says, and leaves
+/// the binding as it is (`orte/mca/schizo/jsm`).
 pub(super) const KNOWN_LAUNCHER: (&str, &str) = ("JSM_JSRUN_PORT", "0");
 
 /// Variables of Open MPI whose processes share memory by files: of 4.x, of 5.x, and of both.
@@ -41,7 +41,9 @@ pub(super) async fn start(
 /// process.
 pub(super) fn of_another_launcher() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    names.filter(|name| pmix::is_of_another(name) || is_of_mpirun(name)).collect()
+    // Elsewhere they are the user's own settings.
+    let within = std::env::var_os("OMPI_COMM_WORLD_RANK").is_some();
+    names.filter(|name| pmix::is_of_another(name) || (within && is_of_mpirun(name))).collect()
 }
 
 /// What `mpirun` of Open MPI 4 says to its ranks of itself.

@@ -175,10 +175,7 @@ fn serve(input: &mut impl BufRead) -> Result<(String, Vec<BTreeMap<String, Strin
         Ok(told.into_iter().filter_map(pair).collect())
     });
     let variables: Result<_, PmixError> = variables.collect();
-    let version = pmix.version();
-    // Its threads serve.
-    std::mem::forget(pmix);
-    Ok((version, variables?))
+    Ok((pmix.version(), variables?))
 }
 
 fn open(libraries: &[PathBuf]) -> Result<Pmix, Failure> {

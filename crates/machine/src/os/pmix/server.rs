@@ -1,7 +1,7 @@
 //! The starter's side of a server of PMIx.
 //!
-//! *Invariant:* when a [`Server`] has been dropped, or the process that has it has ended, however it
-//! has, the server's process has ended, too.
+//! *Invariant:* when a [`Server`] has been dropped, or the process that has it has ended in any way,
+//! the server's process has ended, too.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
