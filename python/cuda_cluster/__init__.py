@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cuda_cluster.binding import Bound, bind
     from cuda_cluster.cluster import Cluster, attach, up
-    from cuda_cluster.errors import ClusterError, ProgramNotFound, WrongInput
+    from cuda_cluster.errors import ClusterError, NotBound, ProgramNotFound, WrongInput
     from cuda_cluster.look import plan, topology
     from cuda_cluster.model import (
         ClusterState,
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 # Loaded when first used: each worker of Dask loads this package for `direct://` alone.
 _HOMES = {
+    "binding": ("Bound", "bind"),
     "cluster": ("Cluster", "attach", "up"),
-    "errors": ("ClusterError", "ProgramNotFound", "WrongInput"),
+    "errors": ("ClusterError", "NotBound", "ProgramNotFound", "WrongInput"),
     "look": ("plan", "topology"),
     "model": (
         "ClusterState",
@@ -56,6 +58,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Bound",
     "Cluster",
     "ClusterError",
     "ClusterState",
@@ -64,6 +67,7 @@ __all__ = [
     "Link",
     "Nic",
     "NicPort",
+    "NotBound",
     "NumaNode",
     "Plan",
     "PlannedWorker",
@@ -72,6 +76,7 @@ __all__ = [
     "Topology",
     "WrongInput",
     "attach",
+    "bind",
     "plan",
     "program_path",
     "topology",

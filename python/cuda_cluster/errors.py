@@ -82,3 +82,7 @@ class WrongInput(ClusterError, ValueError):
 
 class ProgramNotFound(ClusterError):
     """The `cuda-cluster` program was not found."""
+
+
+class NotBound(ClusterError):
+    """This process was not bound to what is near its GPU, and nothing of it has changed."""

@@ -29,6 +29,8 @@ VARIABLE = "CUDA_CLUSTER_BIN"
 
 #: Variables that this package has set in this process for clients of a cluster, and their values.
 _for_clients: dict[str, str] = {}
+#: Variables that this package has set for this process as a worker (`bind`), and their values.
+_for_worker: dict[str, str] = {}
 
 
 def program_path() -> str:
@@ -61,8 +63,13 @@ def program_path() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The program's environment: this process's, without what was set here for a cluster's clients."""
-    return {name: value for name, value in os.environ.items() if _for_clients.get(name) != value}
+    """The program's environment: this process's, without what was set here for a cluster's clients, or
+    for this process as a worker."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if value not in (_for_clients.get(name), _for_worker.get(name))
+    }
 
 
 def set_for_clients(wanted: Mapping[str, str]) -> None:
@@ -71,6 +78,19 @@ def set_for_clients(wanted: Mapping[str, str]) -> None:
     for name, value in wanted.items():
         if name not in theirs:
             os.environ[name] = _for_clients[name] = value
+
+
+def set_for_worker(wanted: Mapping[str, str]) -> None:
+    """Sets variables of this process as a worker, instead of those that were set for it before, unless
+    somebody else has set them."""
+    theirs = environment()
+    while _for_worker:
+        name, value = _for_worker.popitem()
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    for name, value in wanted.items():
+        if name not in theirs:
+            os.environ[name] = _for_worker[name] = value
 
 
 def version() -> str:

@@ -11,12 +11,14 @@ use super::failure::{Exit, Failure};
 use super::flags::{Asked, positive};
 use super::relay::Relay;
 use super::signals::Signals;
+use super::workers::sentence;
 use super::{output, reach, screen, up};
 use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
 use crate::spec::{ClusterSpec, EngineKind, Request};
+use crate::supervise::record::{Record, What};
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
 use crate::wire::process;
 
@@ -69,6 +71,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             spec.workers = Some(number);
         }
     })?;
+    program_of(&request)?;
     screen::open();
     if let Some(exit) = up::prove(&mut request)? {
         return Ok(exit);
@@ -77,13 +80,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     reach::runtime()?.block_on(attend(prepared, arguments.prefix))
 }
 
-/// The request for a program: the command line's, or else the spec's.
+/// The request for a program: the command line's, or else the spec's, if any.
 pub(super) fn requested(
     asked: &Asked,
     command: &[OsString],
     change: impl FnOnce(&mut ClusterSpec),
 ) -> Result<Request, Failure> {
-    let request = asked.request_with(|spec| {
+    asked.request_with(|spec| {
         if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
             output::note(&format!("--engine {engine} is ignored: this runs a program of yours"));
         }
@@ -91,13 +94,17 @@ pub(super) fn requested(
         let typed = || command.iter().map(|text| encoded(text)).collect();
         spec.command.argv = (!command.is_empty()).then(typed);
         change(spec);
-    })?;
+    })
+}
+
+/// Checks that there is a program to run.
+pub(super) fn program_of(request: &Request) -> Result<(), Failure> {
     if request.spec.command.argv.is_none() {
         let error = anyhow::anyhow!("there is no program to run");
         let hint = "write it after --, or into the spec as command.argv";
         return Err(Failure::new(Exit::Usage, error).hint(hint));
     }
-    Ok(request)
+    Ok(())
 }
 
 /// Relays the ranks' output until they have ended.
@@ -133,6 +140,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
         };
         match report {
             Some(Report::Ended { outcome, state }) => break Some((outcome, state)),
+            Some(Report::Event(record)) => tell(&record),
             Some(_) => {}
             None => break None,
         }
@@ -173,6 +181,18 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     }
 }
 
+/// Says that the ranks are started again, and with whom.
+fn tell(record: &Record) {
+    match &record.what {
+        What::Regrouping { restart, limit, rank, cause, .. } => output::status(&format!(
+            "run: rank {rank}: {}; all ranks are started again ({restart} of {limit})",
+            cause.text
+        )),
+        What::Replaced { .. } => output::status(&format!("run: {}", sentence(record))),
+        _ => {}
+    }
+}
+
 /// The exit of a run that neither its ranks nor a signal to it has ended: what they were to do is
 /// not done.
 fn ended_by_others() -> Exit {
@@ -182,7 +202,8 @@ fn ended_by_others() -> Exit {
 
 /// The rank that failed first, and what happened to it.
 fn root(state: &ClusterState, text: &str) -> String {
-    match state.workers.iter().position(|worker| began_at(state, worker)) {
+    let ranks = (0..).zip(&state.workers).find(|(_, worker)| began_at(state, worker));
+    match ranks.map(|(place, worker)| worker.rank.unwrap_or(place)) {
         Some(rank) => format!("rank {rank}: {text}"),
         None => text.to_owned(),
     }

@@ -271,6 +271,11 @@ pub(super) fn sentence(record: &Record) -> String {
         What::Restarting { in_ms, deaths_at_work } => {
             format!("starts again in {in_ms} ms: {}", by_a_task(*deaths_at_work))
         }
+        What::Regrouping { restart, limit, .. } => {
+            format!("all ranks are started again together ({restart} of {limit})")
+        }
+        What::Replaced { by: Some(spare) } => format!("replaced by {spare}"),
+        What::Replaced { by: None } => "left out: the job has one rank less".to_owned(),
         What::Failed { reason } => format!("failed: {reason}"),
         What::Note { text } => text.clone(),
     };

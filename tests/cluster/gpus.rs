@@ -603,6 +603,53 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
     machine.sandbox.assert_only_the_causes_are_left("dev");
 }
 
+/// Runs ranks on four GPUs of which the first start's rank 1 loses its own; what they said.
+fn run_and_lose_a_gpu(spares: &str) -> Option<crate::sandbox::Said> {
+    let machine = Machine::new("a GPU that falls off the bus", "")?;
+    let fallen = machine.folder.path().join("fallen");
+    let machine = machine.with_nvml_faults(&format!("fallen={}", fallen.display()));
+    // What the second start is told, and where it is bound.
+    let script = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES \
+                  $CUDA_CLUSTER_PROCESS; \
+                  if [ $TORCHELASTIC_RESTART_COUNT$RANK = 01 ]; then \
+                  sleep 0.3; echo 1 > \"$0\"; kill -9 $$; fi; \
+                  [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 100";
+    let fallen = fallen.display().to_string();
+    let flags =
+        ["run", "--name", "lost", "--n-workers", "4", "--restarts", "1", "--spares", spares];
+    let said = machine.run(&[&flags[..], &["--", "sh", "-c", script, &fallen]].concat(), &[]);
+    machine.sandbox.assert_only_the_causes_are_left("lost");
+    Some(said)
+}
+
+#[test]
+fn a_spare_gpu_takes_the_rank_of_one_that_falls_off_the_bus() {
+    let Some(said) = run_and_lose_a_gpu("1") else { return };
+    assert_eq!(said.code, 0, "{said}");
+    let mut lines: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with('1')).collect();
+    lines.sort_unstable();
+    let [zero, one, two, three] = &lines[..] else { panic!("{said}") };
+    assert!(zero.ends_with(" gpu0") && one.starts_with("1 1/4 ") && one.ends_with(" gpu4"));
+    assert!(two.ends_with(" gpu2") && three.ends_with(" gpu3"), "{said}");
+    let seen = |line: &str| line.split(' ').nth(2).map(str::to_owned).expect("devices");
+    assert_eq!(seen(zero), seen(three), "all see the same list");
+    assert_eq!(seen(zero).split(',').collect::<Vec<_>>(), ["0", "4", "2", "3"], "{said}");
+    let first = said.stdout.lines().find(|line| line.starts_with("0 0/4")).expect("rank 0");
+    assert_eq!(seen(first), "0,1,2,3", "the spare is not shown");
+    assert!(said.stderr.contains("run: gpu1: replaced by gpu4"), "{said}");
+    assert!(said.stderr.contains("run: rank 1: gpu1 was ended by signal 9"), "{said}");
+}
+
+#[test]
+fn without_a_spare_the_ranks_go_on_without_a_gpu_that_falls_off_the_bus() {
+    let Some(said) = run_and_lose_a_gpu("0") else { return };
+    assert_eq!(said.code, 0, "{said}");
+    let mut lines: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with('1')).collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["1 0/3 0,2,3 gpu0", "1 1/3 0,2,3 gpu2", "1 2/3 0,2,3 gpu3"], "{said}");
+    assert!(said.stderr.contains("gpu1: left out: the job has one rank less"), "{said}");
+}
+
 #[test]
 fn ucx_hears_of_allocations_on_the_stand_in_and_has_its_registration_cache() {
     let Some(machine) = Machine::new("registration cache", "") else { return };

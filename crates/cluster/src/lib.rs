@@ -31,6 +31,7 @@ pub mod measure;
 mod native;
 mod paths;
 mod prepare;
+mod python;
 mod report;
 mod run;
 mod start;

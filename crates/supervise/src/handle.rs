@@ -3,8 +3,11 @@
 //! *Invariant:* every request that expects an answer gets one, or an error when the supervisor has
 //! ended.
 
+use std::fmt;
+use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -13,6 +16,7 @@ use super::gpu::GpuWatch;
 use super::{ClusterState, Escalation, Record};
 use cuda_cluster_machine::os::guardian::GuardianError;
 use cuda_cluster_machine::os::run_directory::RunDirectoryError;
+use cuda_cluster_model::plan::Program;
 
 /// Options of a supervisor.
 #[derive(Clone, Debug)]
@@ -26,7 +30,21 @@ pub struct Options {
     pub gpus: Option<Arc<dyn GpuWatch>>,
     /// The reader of the workers' output, if any.
     pub output: Option<OutputPipe>,
+    /// Tells workers that are started again together of each other; without it they are told what
+    /// they were before.
+    pub meeting: Option<Arc<dyn Meet>>,
 }
+
+/// Tells workers that are started together of each other.
+pub trait Meet: Send + Sync + fmt::Debug {
+    /// Prepares another start, the `restart`th after the first, and returns the programs of these
+    /// workers, which are places in [`Launch::workers`](super::Launch::workers) in the order of
+    /// their ranks.
+    fn meet(self: Arc<Self>, restart: u32, members: Vec<usize>) -> Meeting;
+}
+
+/// The programs of a start, or why there are none.
+pub type Meeting = Pin<Box<dyn Future<Output = Result<Vec<Program>, String>> + Send>>;
 
 /// A pipe for the workers' output, encoded by [`cuda_cluster_wire::output`]. A reader that does not
 /// read blocks the workers, and nothing else.
@@ -46,6 +64,7 @@ impl Default for Options {
             control_groups: true,
             gpus: None,
             output: None,
+            meeting: None,
         }
     }
 }

@@ -29,7 +29,7 @@ mod memory;
 pub mod metrics;
 mod readings;
 mod service;
-pub use handle::{Options, OutputPipe, RequestError, StartError};
+pub use handle::{Meet, Meeting, Options, OutputPipe, RequestError, StartError};
 pub use phase::{ClusterPhase, ProcessPhase};
 pub use record::{Cause, Outcome, Record};
 pub use service::{Stopper, Supervisor};
@@ -79,6 +79,10 @@ pub struct Launch {
     /// stops the others, and the cluster has finished when all have ended.
     #[serde(default)]
     pub run_to_completion: bool,
+    /// How often the workers are started again when one fails, all of them together; `None`: each
+    /// for itself. Those of `standby` are then spares for workers whose GPU is lost.
+    #[serde(default)]
+    pub together: Option<u32>,
     /// Whether the cluster, once every process is READY for the first time, waits for verification
     /// ([`Supervisor::verified`]).
     #[serde(default)]

@@ -102,6 +102,24 @@ pub enum What {
         #[serde(default)]
         deaths_at_work: u32,
     },
+    /// All workers will be started again together, because this one has failed.
+    Regrouping {
+        /// The number of this restart, from 1.
+        restart: u32,
+        /// How many there may be.
+        limit: u32,
+        /// The rank that has failed.
+        rank: u32,
+        /// Delay in milliseconds, once all have ended.
+        in_ms: u64,
+        /// What has failed.
+        cause: Cause,
+    },
+    /// A worker whose GPU is lost takes no part any more.
+    Replaced {
+        /// The spare that takes its rank; `None`: there is one rank less.
+        by: Option<String>,
+    },
     /// A process is not restarted any more.
     Failed { reason: String },
     /// Something that nobody has to act on, but that explains what is seen.

@@ -86,6 +86,7 @@ impl ClusterState {
     ) -> Self {
         let process = |spec: &ProcessSpec| ProcessState {
             name: spec.name.clone(),
+            rank: None,
             pid: None,
             state: ProcessPhase::Waiting,
             not_answering_since: None,
@@ -142,6 +143,9 @@ impl ClusterState {
 pub struct ProcessState {
     /// `scheduler`, `gpu3`.
     pub name: String,
+    /// The number by which its program knows it, if that may differ from its place here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
     /// Its process id, while it is running.
     pub pid: Option<u32>,
     /// What it does: waits, starts, works, stops.

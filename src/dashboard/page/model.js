@@ -229,6 +229,8 @@ export function sentence(record) {
     case "killed": return `killed: ${record.reason}`;
     case "exited": return record.reason;
     case "restarting": return `starts again in ${record.in_ms} ms`;
+    case "regrouping": return `all ranks are started again together (${record.restart} of ${record.limit})`;
+    case "replaced": return record.by ? `replaced by ${record.by}` : "left out: the job has one rank less";
     case "failed": return `failed: ${record.reason}`;
     case "note": return record.text;
     default: return record.event;

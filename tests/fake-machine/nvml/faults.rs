@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `init=mismatch` | library and kernel module differ (also `permission`, `not-loaded`, `unknown`) |
 //! | `lost=3` | GPU 3 fell off the bus after it was found |
+//! | `fallen=PATH` | the GPUs that this file names, like `3 5`, have fallen off the bus |
 //! | `forbidden=3` | GPU 3 may not be opened |
 //! | `unsupported=nvmlDeviceGetUUID` | this function is not supported |
 //! | `slow=nvmlDeviceGetName:200` | this function takes 200 ms more |
@@ -24,6 +25,7 @@ use crate::abi::{Answer, Return};
 pub struct Faults {
     initialisation: Option<Return>,
     lost: Vec<u32>,
+    fallen: Option<PathBuf>,
     forbidden: Vec<u32>,
     unsupported: Vec<String>,
     slow: Vec<(String, Duration)>,
@@ -48,6 +50,7 @@ impl FromStr for Faults {
                 ("init", "not-loaded") => faults.initialisation = Some(Return::DriverNotLoaded),
                 ("init", "unknown") => faults.initialisation = Some(Return::Unknown),
                 ("lost", _) => faults.lost.push(gpu()?),
+                ("fallen", path) => faults.fallen = Some(PathBuf::from(path)),
                 ("forbidden", _) => faults.forbidden.push(gpu()?),
                 ("unsupported", function) => faults.unsupported.push(function.to_owned()),
                 ("slow", _) => {
@@ -90,6 +93,9 @@ impl Faults {
 
     /// What befalls questions to this GPU.
     pub fn gpu(&self, index: u32) -> Answer {
-        if self.lost.contains(&index) { Err(Return::GpuIsLost) } else { Ok(()) }
+        let now = self.fallen.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let fallen =
+            now.is_some_and(|text| text.split_whitespace().any(|gpu| gpu.parse() == Ok(index)));
+        if fallen || self.lost.contains(&index) { Err(Return::GpuIsLost) } else { Ok(()) }
     }
 }

@@ -120,6 +120,12 @@ pub extern "C" fn nvmlInit_v2() -> Return {
     initialise()
 }
 
+/// The first version, which PyTorch calls.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit() -> Return {
+    initialise()
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> Return {
     initialise()

@@ -4,7 +4,6 @@
 //! *Invariant:* what the user has set stays; who this rank is, is ours to say.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -14,9 +13,8 @@ use super::rendezvous::{self, Rendezvous};
 use cuda_cluster_machine::os::pmix::{Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
-use cuda_cluster_model::plan::{CommandPlan, Plan, Program};
+use cuda_cluster_model::plan::{CommandPlan, Program};
 use cuda_cluster_model::spec::Bootstrap;
-use cuda_cluster_supervise::Stopper;
 use cuda_cluster_wire::secret::Secret;
 
 /// Variables that users set themselves.
@@ -34,9 +32,11 @@ const OUTER: [&str; 2] = ["PMIX_NAMESPACE", "PMIX_RANK"];
 
 /// How the ranks of one start find each other.
 #[derive(Debug)]
-pub struct Meeting {
+pub(crate) struct Meeting {
     job: String,
     ranks: u32,
+    /// How often the ranks have been started again, and how often they may be.
+    restarts: [u32; 2],
     /// Free ports of loopback: rank 0's, JAX's coordinator's, NCCL's status.
     ports: [u16; 3],
     /// What the caller has set already of [`SETTINGS`].
@@ -65,28 +65,32 @@ pub(crate) enum MeetingError {
 }
 
 impl Meeting {
-    /// Prepares a start; also returns who serves the ranks, if a language needs it.
+    /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve
+    /// them, if a language needs it.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
     /// If the system has no free port, the socket can't be made, or no libpmix serves.
     pub(crate) async fn prepare(
-        plan: &Plan,
+        job: &str,
+        ranks: usize,
         told: &CommandPlan,
+        restart: u32,
         paths: &Paths,
         token: Secret,
     ) -> Result<(Self, Hosts), MeetingError> {
-        let ranks = u32::try_from(plan.workers.len()).unwrap_or(u32::MAX);
-        let job = plan.name.to_string();
+        // MPICH names shared memory by it, which killed ranks leave behind.
+        let start = if restart == 0 { job.to_owned() } else { format!("{job}.{restart}") };
+        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let serves =
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
-            true => Some(Rendezvous::open(&paths.socket(RANKS), &job, ranks, token).await?),
+            true => Some(Rendezvous::open(&paths.socket(RANKS), &start, ranks, token).await?),
             false => None,
         };
         let pmix = match told.bootstrap.contains(&Bootstrap::Pmix) {
-            true => Some(pmix::start(&job, ranks, &told.argv, paths).await?),
+            true => Some(pmix::start(&start, ranks, &told.argv, paths).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
@@ -96,8 +100,9 @@ impl Meeting {
             .filter(|_| !within)
             .filter(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let meeting = Self {
-            job,
+            job: job.to_owned(),
             ranks,
+            restarts: [restart, told.restarts],
             ports: free_ports()?,
             kept: kept.collect(),
             errors: paths.root().to_owned(),
@@ -174,8 +179,8 @@ impl Meeting {
             ("ROLE_NAME", name("default")),
             ("ROLE_RANK", rank.to_string()),
             ("ROLE_WORLD_SIZE", self.ranks.to_string()),
-            ("TORCHELASTIC_RESTART_COUNT", name("0")),
-            ("TORCHELASTIC_MAX_RESTARTS", name("0")),
+            ("TORCHELASTIC_RESTART_COUNT", self.restarts[0].to_string()),
+            ("TORCHELASTIC_MAX_RESTARTS", self.restarts[1].to_string()),
             ("TORCHELASTIC_RUN_ID", self.job.clone()),
             ("TORCHELASTIC_USE_AGENT_STORE", name("False")),
             ("TORCHELASTIC_ERROR_FILE", error_file(&self.errors, rank).display().to_string()),
@@ -224,23 +229,29 @@ fn free_ports() -> io::Result<[u16; 3]> {
     Ok(ports)
 }
 
-/// Serves the ranks until `end`; nothing where no language needs it.
-pub(crate) fn serve<End>(hosts: Hosts, end: impl Fn() -> End, stopper: Stopper)
-where
-    End: Future<Output = ()> + Send + 'static,
-{
-    if let Some(rendezvous) = hosts.rendezvous {
-        tokio::spawn(rendezvous.serve(end()));
-    }
-    if let Some(mut server) = hosts.pmix {
-        let end = end();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = end => {}
-                how = server.ended() => {
-                    stopper.fail(format!("the server of PMIx {how}, and its ranks can't go on"));
-                }
+impl Hosts {
+    /// Serves the ranks, until this is dropped. `lost` is told when ranks can't go on.
+    pub(crate) async fn serve(self, lost: impl Fn(String)) {
+        let Self { rendezvous, pmix } = self;
+        let answered = async {
+            match rendezvous {
+                Some(rendezvous) => rendezvous.serve().await,
+                None => std::future::pending().await,
             }
-        });
+        };
+        let ended = async {
+            match pmix {
+                Some(mut server) => server.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(answered);
+        tokio::select! {
+            () = &mut answered => {}
+            how = ended => {
+                lost(format!("the server of PMIx {how}, and its ranks can't go on"));
+                answered.await;
+            }
+        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::process::Command;
 
 use super::DaskError;
 
-const SCRIPT: &str = include_str!("python/inspect_packages.py");
+const SCRIPT: &str = include_str!("../python/inspect_packages.py");
 
 /// Longest wait for an answer; an environment on a network file system can be slow.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);

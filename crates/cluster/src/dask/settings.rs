@@ -329,7 +329,7 @@ mod tests {
 
     /// The keys of a class of `settings.py`.
     fn read(class: &str) -> BTreeSet<String> {
-        let text = include_str!("python/cuda_cluster_dask/settings.py");
+        let text = include_str!("../python/cuda_cluster_dask/settings.py");
         let (_, body) = text.split_once(&format!("\nclass {class}(")).expect("the class");
         let lines = body.lines().skip(1).take_while(|line| !line.starts_with("class "));
         let keys = lines.filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
@@ -370,7 +370,7 @@ mod tests {
         let classes = ["Settings", "SchedulerSettings", "WorkerSettings", "Plan"];
         for key in classes.iter().flat_map(|class| read(class)) {
             let read = |(_, text): &(&str, &str)| text.contains(&format!("[\"{key}\"]"));
-            assert!(package::FILES.iter().any(read), "{key} is passed and not read");
+            assert!(package::DASK.files.iter().any(read), "{key} is passed and not read");
         }
     }
 

@@ -186,4 +186,13 @@ pub struct CommandPlan {
     /// In whose languages ranks are told of each other.
     #[serde(default)]
     pub bootstrap: Vec<Bootstrap>,
+    /// How often the ranks are started again when one fails, all together.
+    #[serde(default)]
+    pub restarts: u32,
+    /// How many ranks, the last ones, only take the places of those whose GPU is lost.
+    #[serde(default)]
+    pub spares: u32,
+    /// Python modules that are imported once, before the ranks are forked.
+    #[serde(default)]
+    pub warm: Vec<String>,
 }

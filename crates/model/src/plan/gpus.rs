@@ -61,6 +61,12 @@ pub(super) fn select<'a>(
         Some(GpuSelection::Choose(choose)) => Some(*choose),
         _ => spec.workers.map(|count| ChooseGpus { count, choose: ChooseBy::default() }),
     };
+    let spares = spec.command.spares.filter(|_| spec.engine == Some(EngineKind::Command));
+    let with_spares = |wanted: ChooseGpus| {
+        let count = wanted.count.saturating_add(spares.unwrap_or(0));
+        ChooseGpus { count, ..wanted }
+    };
+    let wanted = wanted.map(with_spares);
     let usable = selected.chosen.len();
     let mut selected = match wanted.filter(|wanted| wanted.count as usize != usable) {
         Some(wanted) => fewer(topology, selected, wanted, notes)?,
@@ -73,6 +79,9 @@ pub(super) fn select<'a>(
     };
     if let Some(start) = spec.dask.start_workers.filter(|_| spec.engine == Some(EngineKind::Dask)) {
         start_first(topology, spec, &mut selected, start, notes)?;
+    }
+    if let Some(spares) = spares.filter(|spares| *spares > 0) {
+        keep_spares(topology, spec, &mut selected, spares, notes)?;
     }
     Ok(selected)
 }
@@ -141,6 +150,23 @@ fn start_first(
         selected.reason.push_str(&format!("; {} start first", choice.reason));
     }
     Ok(())
+}
+
+/// Puts the GPUs that only replace others behind those that have a rank from the first start.
+fn keep_spares(
+    topology: &Topology,
+    spec: &ClusterSpec,
+    selected: &mut Selected<'_>,
+    spares: u32,
+    notes: &mut Vec<Note>,
+) -> Result<(), PlanError> {
+    let usable = selected.chosen.len();
+    let ranks = u32::try_from(usable).unwrap_or(u32::MAX).saturating_sub(spares);
+    if ranks == 0 {
+        return Err(PlanError::TooFewGpus { wanted: spares.saturating_add(1), usable });
+    }
+    let start = ranks.saturating_mul(spec.workers_per_gpu.unwrap_or(1));
+    start_first(topology, spec, selected, start, notes)
 }
 
 /// The reason when every usable GPU gets a worker.

@@ -34,10 +34,19 @@ pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
             let names = names(&dask, workers, context.selected.by_uuid);
             EnginePlan::Dask(Box::new(DaskPlan { names, ..dask }))
         }
-        EngineKind::Command => {
-            let argv = context.spec.command.argv.clone().unwrap_or_default();
-            EnginePlan::Command(CommandPlan { argv, bootstrap: bootstrap::offered(context) })
-        }
+        EngineKind::Command => EnginePlan::Command(command(context)),
+    }
+}
+
+fn command(context: &Context<'_>) -> CommandPlan {
+    let asked = &context.spec.command;
+    let each = context.spec.workers_per_gpu.unwrap_or(1);
+    CommandPlan {
+        argv: asked.argv.clone().unwrap_or_default(),
+        bootstrap: bootstrap::offered(context),
+        restarts: asked.restarts.unwrap_or(0),
+        spares: asked.spares.unwrap_or(0) * each,
+        warm: asked.warm.clone().unwrap_or_default(),
     }
 }
 

@@ -66,8 +66,8 @@ fn usual(kind: EngineKind) -> EnginePlan {
         EngineKind::Native => EnginePlan::Native(NativePlan::default()),
         EngineKind::Dask => EnginePlan::Dask(Box::new(options::dask(&Default::default()))),
         EngineKind::Command => EnginePlan::Command(CommandPlan {
-            argv: Vec::new(),
             bootstrap: Bootstrap::USUAL.to_vec(),
+            ..CommandPlan::default()
         }),
     }
 }

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::error::{Found, one_of, refuse};
-use super::{Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec};
+use super::{
+    Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand,
+};
 use super::{implausible, network, texts};
 use crate::units::{Size, Span};
 
@@ -19,6 +21,7 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     rmm(spec)?;
     network::check(spec)?;
     processes(spec)?;
+    ranks(spec)?;
     implausible::addresses(spec)?;
     implausible::memory(spec)?;
     bootstrap(spec)?;
@@ -179,6 +182,38 @@ fn rmm(spec: &ClusterSpec) -> Result<(), Found> {
     }
     for library in rmm.set_allocator_for.iter().flatten() {
         one_of("rmm.set_allocator_for", library, ALLOCATORS)?;
+    }
+    Ok(())
+}
+
+/// Ranks that are started again, or forked.
+fn ranks(spec: &ClusterSpec) -> Result<(), Found> {
+    if let (Some(argv), Some(modules)) = (&spec.command.argv, &spec.command.warm)
+        && !modules.is_empty()
+        && PythonCommand::of(argv).is_none()
+    {
+        let program = argv.first().map_or("nothing", String::as_str);
+        return refuse(
+            "command.warm",
+            format!("{program} is not a Python with a program, a module or a text of its own"),
+            "begin the command with python, or leave 'command.warm' out",
+        );
+    }
+    if spec.command.spares.unwrap_or(0) > 0 {
+        if spec.command.restarts.unwrap_or(0) == 0 {
+            return refuse(
+                "command.spares",
+                "a spare takes a place only when the ranks are started again",
+                "give 'command.restarts', too",
+            );
+        }
+        if spec.cpu_workers.unwrap_or(0) > 0 {
+            return refuse(
+                "command.spares",
+                "ranks without a GPU have nothing that a spare could replace",
+                "drop 'cpu_workers', or 'command.spares'",
+            );
+        }
     }
     Ok(())
 }

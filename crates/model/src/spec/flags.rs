@@ -365,6 +365,12 @@ flags! {
         /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,
         /// pmix (Open MPI, in place of mpi), or none [default: all but pmix]
         command.bootstrap: Names "bootstrap" "NAMES" list;
+        /// How often all ranks are started again together when one fails
+        command.restarts: Whole "restarts" "N";
+        /// Number of GPUs that are kept for those that fail
+        command.spares: Whole "spares" "N";
+        /// Python modules to import once, before the ranks are forked, such as torch
+        command.warm: Names "warm" "MODULES" list;
     }
     "Dask engine" {
         /// Protocol: tcp, tls, direct, ucx, ucxx

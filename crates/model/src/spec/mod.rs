@@ -13,6 +13,7 @@ mod gpu_selection;
 mod implausible;
 mod net_devices;
 mod network;
+mod python;
 mod read;
 mod request;
 mod schema;
@@ -37,6 +38,7 @@ pub use error::{Problem, SpecError};
 pub use flags::{Flag, Takes, flags, whole};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
+pub use python::{Named, PythonCommand};
 pub use read::{SIZE_LIMIT, from_keys, parse, parse_with};
 pub use schema::schema;
 

@@ -321,6 +321,17 @@ section! {
         /// `MASTER_ADDR`. `[]` for none of them. `pmix` (Open MPI) excludes `mpi`. Default: all
         /// others.
         bootstrap: Vec<Bootstrap>,
+        /// How often the ranks are started again when one fails: all of them together, with new
+        /// places to meet (`TORCHELASTIC_RESTART_COUNT` counts). A rank that fails by itself within
+        /// `supervision.healthy_after` of the first start is not started again. Default: never.
+        restarts: u32,
+        /// GPUs that are kept for those that fail: a spare takes the place of one that is lost when
+        /// the ranks are started again. Without a spare the job goes on with fewer ranks. Default: 0.
+        spares: u32,
+        /// Python modules that are imported once, in a process of which the ranks are forked, so
+        /// that they start at once. For programs of Python; what is imported must neither start
+        /// threads nor open a GPU. Default: none.
+        warm: Vec<String>,
     }
 }
 

@@ -12,8 +12,10 @@ mod journal;
 mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -27,7 +29,7 @@ use journal::Journal;
 use super::control::Control;
 use super::core::{Action, Core, Event, SlotNumber, Subject};
 use super::gpu::GpuWatch;
-use super::handle::{ControlRequest, Handle, Options, OutputPipe, RequestError, StartError};
+use super::handle::{ControlRequest, Handle, Meet, Options, OutputPipe, RequestError, StartError};
 use super::record::What;
 use super::state::ClusterState;
 use super::{
@@ -42,6 +44,7 @@ use cuda_cluster_machine::os::presence::Presence;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory};
 use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_machine::os::shim::Instructions;
+use cuda_cluster_model::plan::Program;
 use cuda_cluster_model::text;
 use cuda_cluster_wire::process::Key;
 
@@ -101,7 +104,14 @@ pub(super) struct Actor {
     stop_signal: i32,
     /// The reader of the workers' output.
     output: Option<OutputPipe>,
+    /// Tells workers of each other before they start again together.
+    meeting: Option<Arc<dyn Meet>>,
+    /// The programs of the next start, as they are being prepared.
+    next_start: Option<NextStart>,
 }
+
+/// The workers of a start, and their programs.
+type NextStart = Pin<Box<dyn Future<Output = (Vec<usize>, Result<Vec<Program>, String>)> + Send>>;
 
 impl Actor {
     /// Starts the guardian and the control API.
@@ -183,6 +193,8 @@ impl Actor {
             keep: false,
             stop_signal: libc::SIGTERM,
             output: options.output,
+            meeting: options.meeting,
+            next_start: None,
         };
         Ok((actor, handle))
     }
@@ -231,6 +243,9 @@ impl Actor {
                     if let Some(event) = self.weigh(request) { return event }
                 }
                 () = sleep_until(deadline) => return Event::Tick,
+                (members, programs) = prepared(&mut self.next_start) => {
+                    return self.take_programs(&members, programs);
+                }
                 () = disturbed(self.presence.as_ref()) => {
                     self.restore_at = Some(Instant::now() + REMOVAL);
                 }
@@ -338,6 +353,7 @@ impl Actor {
                 }
             }
             Action::AwaitGpu { slot } => self.await_gpu(slot),
+            Action::Meet { restart, members } => self.meet(restart, members),
             Action::Bundle { slot } => self.bundle(slot),
             Action::Record(record) => self.write(record),
             Action::End(outcome) => return Some(outcome),
@@ -379,6 +395,33 @@ impl Actor {
                 self.tell_later(Event::NotStarted { key, reason: in_full(&error) });
             }
         }
+    }
+
+    /// Has the workers of the next start told of each other.
+    fn meet(&mut self, restart: u32, members: Vec<usize>) {
+        let Some(meeting) = &self.meeting else {
+            return self.tell_later(Event::Met { failure: None });
+        };
+        let programs = Arc::clone(meeting).meet(restart, members.clone());
+        self.next_start = Some(Box::pin(async move { (members, programs.await) }));
+    }
+
+    fn take_programs(
+        &mut self,
+        members: &[usize],
+        programs: Result<Vec<Program>, String>,
+    ) -> Event {
+        self.next_start = None;
+        let programs = match programs {
+            Ok(programs) => programs,
+            Err(failure) => return Event::Met { failure: Some(failure) },
+        };
+        for (member, program) in members.iter().zip(programs) {
+            if let Some(worker) = self.launch.workers.get_mut(*member) {
+                worker.program = program;
+            }
+        }
+        Event::Met { failure: None }
     }
 
     /// The rank of a worker's slot.
@@ -439,6 +482,13 @@ impl Actor {
 async fn disturbed(presence: Option<&Presence>) {
     match presence {
         Some(presence) => presence.disturbed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn prepared(next: &mut Option<NextStart>) -> (Vec<usize>, Result<Vec<Program>, String>) {
+    match next {
+        Some(next) => next.await,
         None => std::future::pending().await,
     }
 }

@@ -134,11 +134,20 @@ impl Core {
         if self.run_to_completion && !scheduler && succeeded {
             return self.stay_stopped(number);
         }
-        if self.state.state.is_first() || self.run_to_completion {
+        let alone = self.together.is_none() || scheduler;
+        if self.state.state.is_first() || self.run_to_completion && alone {
             self.fail(number, cause.clone());
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
-        if scheduler && self.policy.scheduler_death == SchedulerDeath::EndCluster {
+        if !scheduler && self.together.is_some() {
+            return match succeeded {
+                true => self.stay_stopped(number),
+                false => self.fail_together(number, cause, now),
+            };
+        }
+        // Ranks that are started together are forked from it.
+        let needed = self.together.is_some();
+        if scheduler && (needed || self.policy.scheduler_death == SchedulerDeath::EndCluster) {
             self.fail(number, cause.clone());
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
@@ -215,6 +224,8 @@ impl Core {
                 let cause = Cause { process: Some(name), text, exit: None, log_tail: Vec::new() };
                 self.record(now, Some(number), What::Failed { reason: cause.text.clone() });
                 self.fail(number, cause);
+                // The others go on without it.
+                self.slots[number].wanted &= self.together.is_none();
             }
         }
     }

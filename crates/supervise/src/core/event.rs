@@ -53,6 +53,8 @@ pub(crate) enum Event {
     Scale(usize),
     /// The cluster was verified.
     Verified,
+    /// What the ranks of the next start are told is made, or could not be.
+    Met { failure: Option<String> },
     /// The guardian is gone.
     GuardianLost,
     /// What all processes need is gone.
@@ -100,6 +102,8 @@ pub(crate) enum Action {
     ReadLog { slot: SlotNumber },
     /// Wait until a dead process's GPU is free, and report it.
     AwaitGpu { slot: SlotNumber },
+    /// Make anew what ranks are told of each other: these workers, in the order of their ranks.
+    Meet { restart: u32, members: Vec<usize> },
     /// Write a crash bundle for an abnormal exit.
     Bundle { slot: SlotNumber },
     /// Publish a record.

@@ -30,6 +30,7 @@ enum Happening {
     Restart(usize),
     Scale(usize),
     Verified,
+    Meet(bool),
     Hang(usize, bool),
     HangGuardian(bool),
     Answer,
@@ -63,6 +64,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0usize..6).prop_map(Happening::Restart),
         1 => (0usize..6).prop_map(Happening::Scale),
         1 => Just(Happening::Verified),
+        4 => proptest::bool::weighted(0.1).prop_map(Happening::Meet),
         2 => (slot.clone(), any::<bool>()).prop_map(|(slot, hangs)| Happening::Hang(slot, hangs)),
         1 => any::<bool>().prop_map(Happening::HangGuardian),
         6 => Just(Happening::Answer),
@@ -147,6 +149,9 @@ impl World {
             Happening::Restart(slot) => Some(Event::Restart(slot)),
             Happening::Scale(workers) => Some(Event::Scale(workers)),
             Happening::Verified => Some(Event::Verified),
+            Happening::Meet(fails) => {
+                self.meeting.then(|| Event::Met { failure: fails.then(|| "no port".to_owned()) })
+            }
             Happening::Gpu(slot, finding) => self.awaited.contains(&slot).then(|| Event::Gpu {
                 slot,
                 finding: match finding {
@@ -201,6 +206,8 @@ proptest! {
         to_be_verified in proptest::bool::weighted(0.2),
         scheduler_stays: bool,
         workers_wait: bool,
+        together in proptest::option::weighted(0.3, 0u32..4),
+        standby in 0usize..2,
         brought_up in proptest::bool::weighted(0.8),
         happenings in proptest::collection::vec(happening(), 0..120),
     ) {
@@ -209,6 +216,8 @@ proptest! {
         launch.to_be_verified = to_be_verified;
         launch.scheduler_stays = scheduler_stays;
         launch.workers_wait = workers_wait;
+        launch.together = together;
+        launch.standby = if together.is_some() { standby } else { 0 };
         launch.supervision.restart = restart;
         launch.supervision.unresponsive = unresponsive;
         launch.supervision.answer_within = answer_within;

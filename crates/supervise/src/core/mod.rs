@@ -19,6 +19,7 @@ mod requests;
 mod slot;
 #[cfg(test)]
 mod tests;
+mod together;
 #[cfg(test)]
 mod world;
 
@@ -36,6 +37,7 @@ use cuda_cluster_wire::status::Status;
 pub(super) use event::{Action, Event, GpuFinding, Subject};
 use liveness::Liveness;
 use slot::{AfterStop, Slot};
+use together::Together;
 
 /// Time since the supervisor started.
 pub(super) type Moment = Duration;
@@ -52,6 +54,8 @@ pub(super) struct Core {
     scheduler_stays: bool,
     workers_wait: bool,
     first_alone: bool,
+    /// The workers that are started together; `None`: each for itself.
+    together: Option<Together>,
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
     /// The scheduler first, if there is one; then the workers.
@@ -91,6 +95,10 @@ impl Core {
             slot.wanted = false;
             slot.shown.state = ProcessPhase::Stopped;
         }
+        let workers_from = usize::from(launch.scheduler.is_some());
+        let together = launch.together.map(|restarts| {
+            Together::new(restarts, (workers_from..slots.len() - launch.standby).collect())
+        });
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
@@ -99,7 +107,8 @@ impl Core {
             first_alone: launch.first_alone,
             unverified: launch.to_be_verified,
             slots,
-            workers_from: usize::from(launch.scheduler.is_some()),
+            workers_from,
+            together,
             state,
             now: Moment::ZERO,
             ready_by: Moment::ZERO,
@@ -131,6 +140,7 @@ impl Core {
     /// When to send [`Event::Tick`], if no other event occurs before.
     pub(super) fn next_deadline(&self) -> Option<Moment> {
         let mut deadlines: Vec<Moment> = self.liveness_deadlines();
+        deadlines.extend(self.together.as_ref().and_then(|one| one.deadline(self.now)));
         for slot in &self.slots {
             deadlines.extend(slot.kill_at);
             if slot.phase() == ProcessPhase::Starting {
@@ -226,6 +236,7 @@ impl Core {
             Event::Restart(slot) => self.restart(slot, now),
             Event::Scale(wanted) => self.scale(wanted, now),
             Event::Verified => self.unverified = false,
+            Event::Met { failure } => self.met(failure, now),
             Event::GuardianLost => {
                 let text = "the guardian process has ended; nothing holds the processes together \
                             any more";
@@ -371,6 +382,9 @@ impl Core {
             if scheduler.phase() != ProcessPhase::Ready && !beside {
                 return;
             }
+        }
+        if !self.may_gather(now) {
+            return;
         }
         let first = self.workers_from;
         let is_ready = |slot: &Slot| slot.phase() == ProcessPhase::Ready;

@@ -45,6 +45,9 @@ impl Core {
         if self.ending.is_some() || number >= self.slots.len() {
             return;
         }
+        if self.together.is_some() && number >= self.workers_from {
+            return self.regroup("a restart was asked for", now, now);
+        }
         self.slots[number].forgive();
         self.slots[number].wanted = true;
         let reason = "a restart was asked for";
@@ -65,7 +68,7 @@ impl Core {
     }
 
     pub(super) fn scale(&mut self, wanted: usize, now: Moment) {
-        if self.ending.is_some() || self.run_to_completion {
+        if self.ending.is_some() || self.run_to_completion || self.together.is_some() {
             return;
         }
         let first = self.workers_from;

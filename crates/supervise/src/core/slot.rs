@@ -274,7 +274,7 @@ impl Slot {
 /// The delay before a restart that follows `earlier` delayed ones. It doubles each time, plus up to
 /// half of it as jitter, so that workers that died together don't restart together. Each delay is
 /// longer than the one before, up to `longest`.
-fn delay(earlier: u32, first: Duration, longest: Duration, jitter: f64) -> Duration {
+pub(super) fn delay(earlier: u32, first: Duration, longest: Duration, jitter: f64) -> Duration {
     let doubled = first.saturating_mul(1u32.checked_shl(earlier).unwrap_or(u32::MAX));
     doubled.min(longest).mul_f64(1.0 + jitter.clamp(0.0, 1.0) / 2.0).min(longest)
 }

@@ -56,6 +56,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         workers_wait: false,
         to_be_verified: false,
         first_alone: false,
+        together: None,
         notes: Vec::new(),
     }
 }
@@ -102,6 +103,8 @@ pub(super) struct World {
     pub(super) person_asked: bool,
     /// Whether a scheduler has said that it forks workers.
     forks: bool,
+    /// Whether what the workers are told is being made.
+    pub(super) meeting: bool,
 }
 
 impl World {
@@ -132,6 +135,7 @@ impl World {
             stop_asked: false,
             person_asked: false,
             forks: false,
+            meeting: false,
         };
         world.tell(Event::Begin);
         world
@@ -162,6 +166,7 @@ impl World {
                 self.forks |= self.living.get(key).is_some_and(|slot| !self.is_worker(*slot));
             }
             Event::Verified => self.launch.to_be_verified = false,
+            Event::Met { .. } => self.meeting = false,
             _ => {}
         }
         if let Event::Said { key, status: Status::Working } = &event
@@ -203,6 +208,10 @@ impl World {
                     assert!(ready || beside && starting, "workers follow the scheduler");
                 }
                 assert!(!self.awaited.contains(&slot), "not before its GPU is free");
+                assert!(
+                    !self.is_worker(slot) || !self.meeting,
+                    "not before it is told of the others"
+                );
                 self.living.insert(key, slot);
                 let starts = self.starts.entry(slot).or_default();
                 *starts += 1;
@@ -235,6 +244,12 @@ impl World {
                 self.logs_read.push(slot);
             }
             Action::AwaitGpu { slot } => drop(self.awaited.insert(slot)),
+            Action::Meet { members, .. } => {
+                let alive = self.living.values().filter(|slot| self.is_worker(**slot));
+                assert_eq!(alive.count(), 0, "all have ended");
+                assert!(!std::mem::replace(&mut self.meeting, true), "one at a time");
+                assert!(!members.is_empty());
+            }
             Action::Bundle { .. } => {}
             Action::Record(record) => self.records.push(record.what),
             Action::End(outcome) => self.outcome = Some(outcome),
@@ -267,6 +282,7 @@ impl World {
             assert_eq!(slot.restarts, starts.saturating_sub(1) - filled, "{}", slot.name);
             let gives_up = self.launch.supervision.restart == RestartWhen::Never
                 || self.launch.supervision.limit_at_work.is_some()
+                || self.launch.together.is_some()
                 || self.core.ending.is_some()
                 || self.lost.contains(&number);
             let failed = slot.state == ProcessPhase::Failed;
@@ -307,6 +323,9 @@ impl World {
     /// No window has more restarts than the limit, except restarts of workers with their scheduler
     /// and after deaths while READY.
     pub(super) fn check_limit(&self) {
+        if self.launch.together.is_some() {
+            return;
+        }
         let Supervision { limit, window, .. } = &self.launch.supervision;
         let schedulers = usize::from(self.launch.scheduler.is_some());
         for (slot, moments) in &self.restarts {
@@ -395,7 +414,8 @@ impl World {
 }
 
 pub(super) fn up(launch: Launch) -> World {
-    let slots = usize::from(launch.scheduler.is_some()) + launch.workers.len();
+    let workers = launch.workers.len() - launch.standby;
+    let slots = usize::from(launch.scheduler.is_some()) + workers;
     let mut world = World::new(launch);
     for slot in 0..slots {
         world.ready(slot);

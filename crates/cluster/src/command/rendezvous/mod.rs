@@ -9,7 +9,6 @@
 mod board;
 
 use std::collections::{BTreeMap, HashMap};
-use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -95,14 +94,13 @@ impl Rendezvous {
         &self.told
     }
 
-    /// Serves the ranks until `end`.
-    pub(crate) async fn serve(self, end: impl Future<Output = ()>) {
+    /// Serves the ranks, until this is dropped.
+    pub(crate) async fn serve(self) {
         let Self { mut mpi, rapids, told } = self;
         let mut ranks = tokio::task::JoinSet::new();
         let shared = || Arc::new(Shared::new(told.ranks));
         let (of_mpi, of_rapids, told) = (shared(), shared(), Arc::new(told));
         let strangers = Arc::new(Semaphore::new(STRANGERS));
-        let mut end = std::pin::pin!(end);
         // Beyond the places nobody is accepted: a rank waits in the listener's queue, and is not
         // refused.
         let rank_or_stranger = || async {
@@ -111,7 +109,6 @@ impl Rendezvous {
         };
         loop {
             tokio::select! {
-                () = &mut end => return,
                 // Those that have ended.
                 Some(_) = ranks.join_next() => {}
                 stream = mpi.connection() => {

@@ -26,7 +26,8 @@ use cuda_cluster_wire::status::{self, Status};
 /// How long to wait for an answer, in seconds; the guardian is blocked meanwhile.
 const ANSWER_WITHIN: i64 = 5;
 
-/// The request; the instructions, status pipe and output are sent along as descriptors.
+/// The request; the instructions, status pipe and output, which may be two streams, are sent along as
+/// descriptors.
 #[derive(Debug, Serialize)]
 struct Question {
     /// The intended parent of the process.
@@ -48,14 +49,14 @@ struct Begin {
 }
 
 /// Has the server fork a process.
-pub(super) fn ask(path: &Path, descriptors: [BorrowedFd<'_>; 3]) -> io::Result<Pid> {
+pub(super) fn ask(path: &Path, descriptors: &[BorrowedFd<'_>]) -> io::Result<Pid> {
     let end = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
     let patience = TimeVal::seconds(ANSWER_WITHIN);
     setsockopt(&end, ReceiveTimeout, &patience)?;
     setsockopt(&end, SendTimeout, &patience)?;
     connect(end.as_raw_fd(), &UnixAddr::new(path)?)?;
     let channel = Channel::from_descriptor(end);
-    channel.send(&encoded(&Question { guardian: getpid().as_raw() })?, &descriptors)?;
+    channel.send(&encoded(&Question { guardian: getpid().as_raw() })?, descriptors)?;
     let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "the fork server is gone");
     let (answer, _) = channel.receive::<Answer>()?.ok_or_else(gone)?;
     let pid = match answer {

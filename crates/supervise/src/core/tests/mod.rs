@@ -4,6 +4,7 @@
 
 mod liveness;
 mod restarts;
+mod together;
 
 use std::time::Duration;
 

@@ -290,7 +290,11 @@ impl Guard {
         let error = separate.then(|| self.stream(start, Stream::Error)).transpose()?;
         let streams = 1 + usize::from(separate);
         if let Some(socket) = &start.fork_server {
-            match fork::ask(socket, [instructions.as_fd(), status.as_fd(), output.as_fd()]) {
+            let streams_of = [Some(&output), error.as_ref()];
+            let outputs = streams_of.into_iter().flatten().map(AsFd::as_fd);
+            let handed: Vec<_> =
+                [instructions.as_fd(), status.as_fd()].into_iter().chain(outputs).collect();
+            match fork::ask(socket, &handed) {
                 Ok(pid) => return Ok((pid, streams)),
                 Err(error) => fork::excuse(status, &error),
             }

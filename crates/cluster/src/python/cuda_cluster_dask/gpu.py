@@ -12,7 +12,7 @@ from typing import Any
 
 import dask
 
-from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_fork.failure import StartFailure, describe
 from cuda_cluster_dask.settings import WorkerSettings
 
 

@@ -23,7 +23,7 @@ import zict
 from dask.utils import parse_bytes
 from distributed import Worker
 
-from cuda_cluster_dask.failure import describe
+from cuda_cluster_fork.failure import describe
 from cuda_cluster_dask.internals import SpillBuffer
 from cuda_cluster_dask.sent_as import sent_as
 from cuda_cluster_dask.settings import WorkerSettings

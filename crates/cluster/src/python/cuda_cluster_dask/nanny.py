@@ -24,7 +24,7 @@ from distributed import Worker, rpc
 from tornado.ioloop import IOLoop
 
 from cuda_cluster_dask import internals
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 from cuda_cluster_dask.internals import Comm, CommClosedError, WorkSpace, connect, error_message, pickle
 from cuda_cluster_dask.settings import Name, WorkerSettings
 

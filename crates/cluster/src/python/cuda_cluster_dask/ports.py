@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 from cuda_cluster_dask.settings import Settings
 
 #: The first release whose HTTP server takes an IPv6 address (`distributed.node`).

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 from typing import TYPE_CHECKING, Literal
+
+from cuda_cluster_fork.pipe import Pipe
 
 if TYPE_CHECKING:
     from cuda_cluster_dask.lanes import Peer, Peers
@@ -14,20 +15,14 @@ if TYPE_CHECKING:
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
 Then = Literal["rest", "return", "end_cluster"]
 
-#: Most characters of a reason: it is shown in a line.
-LONGEST_REASON = 16 << 10
-
 CHANGES_WITHIN = 0.5  # Seconds: whoever asks for the state waits for the answer.
 
 
-class Status:
-    """The status pipe. Without one (a process started by hand) nobody is told.
-
-    *Invariant:* no program that a task starts inherits the pipe.
-    """
+class Status(Pipe):
+    """The status pipe, as a process of Dask's uses it."""
 
     def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor)
         self.is_ready = False
         self._peers: Peers | None = None
         self._answering: asyncio.Future[None] | None = None
@@ -39,12 +34,6 @@ class Status:
             return cls(None)
         os.set_inheritable(int(text), False)
         return cls(int(text))
-
-    def bound(self, cpus: str, mems: str, notes: list[str]) -> None:
-        self._tell(status="bound", cpus=cpus, mems=mems, notes=notes)
-
-    def step(self, step: str) -> None:
-        self._tell(status="step", step=step)
 
     def forks(self) -> None:
         """From now on whoever asks gets a process that waits for the scheduler itself."""
@@ -95,23 +84,6 @@ class Status:
     def dashboard(self, link: str) -> None:
         self._tell(status="dashboard", link=link)
 
-    def note(self, text: str) -> None:
-        self._tell(status="note", text=text)
-
     def leaving(self, then: Then, reason: str | None) -> None:
         """What is to follow; the exit status is to be 0."""
         self._tell(status="leaving", then=then, reason=reason)
-
-    def failed(self, reason: str) -> None:
-        # The log has all of it.
-        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} …"
-        self._tell(status="failed", reason=shown)
-
-    def _tell(self, **message: object) -> None:
-        if self._descriptor is None:
-            return
-        try:
-            os.write(self._descriptor, json.dumps(message).encode() + b"\n")
-        except OSError:
-            # A supervisor that is gone takes this process with it; there is nobody to tell.
-            self._descriptor = None

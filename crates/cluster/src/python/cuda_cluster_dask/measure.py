@@ -22,7 +22,7 @@ from typing import Any, Literal, TypedDict
 from distributed import Worker
 
 from cuda_cluster_dask import control, lanes
-from cuda_cluster_dask.failure import describe
+from cuda_cluster_fork.failure import describe
 from cuda_cluster_dask.internals import send_recv, to_serialize
 
 OPERATION = "cuda_cluster_bytes"

@@ -28,7 +28,7 @@ from cuda_cluster_dask import (
     verify,
     wakeup,
 )
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 from cuda_cluster_dask.internals import (
     CLUSTER_ENDS,
     LIFETIME,

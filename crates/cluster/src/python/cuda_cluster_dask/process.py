@@ -18,7 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from cuda_cluster_dask import imports, kept_ports, ports
-from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_fork.failure import StartFailure, describe
 from cuda_cluster_dask.status import Status
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from cuda_cluster_dask import (
     retirement,
     wakeup,
 )
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 from cuda_cluster_dask.internals import Comm, format_dashboard_link, get_address_host
 from cuda_cluster_dask.nanny import RESTARTS
 from cuda_cluster_dask.settings import Name, SchedulerSettings

@@ -14,14 +14,15 @@ import os
 import platform
 import resource
 import signal
+import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 
 if TYPE_CHECKING:
-    from cuda_cluster_dask.status import Status
+    from cuda_cluster_fork.pipe import Pipe
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MPOL_DEFAULT, MPOL_PREFERRED, MPOL_BIND, MPOL_PREFERRED_MANY = 0, 1, 2, 5  # linux/mempolicy.h
@@ -39,10 +40,20 @@ class Binding(TypedDict):
     memory_policy: str
 
 
-class Program(TypedDict):
+class Connection(TypedDict):
+    socket: str
+    greeting: str
+
+
+class _Program(TypedDict):
     argv: list[str]
     env: dict[str, str]
     binding: Binding
+
+
+class Program(_Program, total=False):
+    without: list[str]
+    connections: dict[str, Connection]
 
 
 class Both(TypedDict):
@@ -74,13 +85,17 @@ def die_with(parent: int) -> None:
         os._exit(125)
 
 
-def become(instructions: Instructions, guardian: int, status: Status, output: int) -> None:
+def become(
+    instructions: Instructions, guardian: int, status: Pipe, outputs: list[int]
+) -> None:
     """Applies the instructions to this process, which has one thread, and tells what is in force."""
-    cpus, mems, notes = _apply(instructions, guardian, output)
+    cpus, mems, notes = _apply(instructions, guardian, outputs)
     status.bound(cpus, mems, notes)
 
 
-def _apply(instructions: Instructions, guardian: int, output: int) -> tuple[str, str, list[str]]:
+def _apply(
+    instructions: Instructions, guardian: int, outputs: list[int]
+) -> tuple[str, str, list[str]]:
     notes: list[str] = []
     group = instructions["cgroup"]
     if group is not None:
@@ -95,10 +110,11 @@ def _apply(instructions: Instructions, guardian: int, output: int) -> tuple[str,
         raise StartFailure("under 'strict': " + "; ".join(notes))
     _set_environment(instructions, guardian)
     nothing = os.open("/dev/null", os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    for source, target in ((nothing, 0), (outputs[0], 1), (outputs[-1], 2)):
         os.dup2(source, target)
-    os.close(nothing)
-    os.close(output)
+    for descriptor in (nothing, *outputs):
+        os.close(descriptor)
+    _connect(instructions["program"])
     return cpus, mems, notes
 
 
@@ -189,8 +205,25 @@ def _set_environment(instructions: Instructions, guardian: int) -> None:
     with open(f"/proc/{guardian}/environ", "rb") as file:
         entries = [entry.partition(b"=") for entry in file.read().split(b"\0") if entry]
     inherited = {os.fsdecode(name): os.fsdecode(value) for name, _, value in entries}
+    for name in instructions["program"].get("without", ()):
+        inherited.pop(name, None)
     os.environ.clear()
     os.environ.update({**inherited, **instructions["program"]["env"]})
+
+
+def _connect(program: Program) -> None:
+    """Connects what the program is to find open."""
+    for variable, connection in program.get("connections", {}).items():
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream.connect(connection["socket"])
+            stream.sendall(connection["greeting"].encode())
+        except OSError as error:
+            raise StartFailure(
+                f"cannot connect {connection['socket']} for {variable}: {error.strerror}"
+            ) from error
+        stream.set_inheritable(True)
+        os.environ[variable] = str(stream.detach())
 
 
 def name(title: str) -> None:

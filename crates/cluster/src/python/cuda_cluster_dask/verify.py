@@ -11,7 +11,7 @@ from collections.abc import Collection
 from distributed import Worker
 
 from cuda_cluster_dask import control, measure
-from cuda_cluster_dask.failure import StartFailure
+from cuda_cluster_fork.failure import StartFailure
 from cuda_cluster_dask.settings import Name, Proof
 from cuda_cluster_dask.status import Status
 

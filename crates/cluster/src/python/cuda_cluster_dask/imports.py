@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import dask
 
-from cuda_cluster_dask.failure import StartFailure, describe
+from cuda_cluster_fork.failure import StartFailure, describe
 
 
 def load_early(more: Iterable[str]) -> None:

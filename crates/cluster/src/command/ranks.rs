@@ -1,0 +1,134 @@
+//! The programs of the ranks, start by start: who has which rank, and what it is told.
+//!
+//! Does not decide who takes part; the supervisor does. Serves the languages that need somebody who
+//! answers (`rendezvous`) until the next start.
+//!
+//! *Invariant:* all ranks of a start are told of the same places to meet, which no other start had.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use tokio::task::JoinHandle;
+
+use super::{Meeting, MeetingError, SHARED_MEMORY, devices};
+use crate::launch::{rank, with_shared_memory};
+use cuda_cluster_machine::os::run_directory::Paths;
+use cuda_cluster_model::ids::RANKS;
+use cuda_cluster_model::plan::{CommandPlan, Plan, WorkerPlan};
+use cuda_cluster_model::spec::Bootstrap;
+use cuda_cluster_supervise::{Meet, Meeting as Programs, ProcessSpec, Stopper};
+use cuda_cluster_wire::secret::{LENGTH, Secret};
+
+/// The ranks of a job, whose plan is for this machine.
+#[derive(Debug)]
+pub struct Ranks {
+    plan: Plan,
+    told: CommandPlan,
+    paths: Paths,
+    shared_memory: Option<PathBuf>,
+    /// Serves the ranks of the present start.
+    serving: Mutex<Option<JoinHandle<()>>>,
+    /// Ends the cluster when ranks can't go on.
+    stopper: Arc<OnceLock<Stopper>>,
+}
+
+impl Ranks {
+    pub(crate) fn new(
+        plan: &Plan,
+        told: &CommandPlan,
+        paths: &Paths,
+        shared_memory: Option<PathBuf>,
+    ) -> Self {
+        let (plan, told, paths) = (plan.clone(), told.clone(), paths.clone());
+        let (serving, stopper) = (Mutex::default(), Arc::default());
+        Self { plan, told, paths, shared_memory, serving, stopper }
+    }
+
+    /// From now on the cluster ends if those that serve the ranks do.
+    pub(crate) fn can_end(&self, stopper: Stopper) {
+        // It is set once.
+        let _ = self.stopper.set(stopper);
+    }
+
+    /// The processes of the first start; the last ones are the spares, which are told nothing yet.
+    ///
+    /// # Errors
+    /// If the ranks have no place to meet.
+    pub(crate) async fn first(&self) -> Result<Vec<ProcessSpec>, MeetingError> {
+        let all = self.plan.workers.len();
+        let members: Vec<usize> = (0..all.saturating_sub(self.told.spares as usize)).collect();
+        let mut ranks = self.start(0, &members).await?;
+        let spares = &self.plan.workers[members.len()..];
+        ranks.extend(spares.iter().map(|planned| rank(planned, &self.told)));
+        Ok(ranks)
+    }
+
+    /// The processes of the start after `restart` others, in the order of their ranks.
+    async fn start(
+        &self,
+        restart: u32,
+        members: &[usize],
+    ) -> Result<Vec<ProcessSpec>, MeetingError> {
+        if let Some(before) = self.serve(None) {
+            before.abort();
+            // It is gone, with what it has started, when this returns.
+            let _ = before.await;
+        }
+        // The socket of the start before.
+        let _ = std::fs::remove_file(self.paths.socket(RANKS));
+        let _ = std::fs::remove_dir_all(self.paths.pmix());
+        let (job, ranks) = (self.plan.name.to_string(), members.len());
+        let (told, paths) = (&self.told, &self.paths);
+        let meeting = Meeting::prepare(&job, ranks, told, restart, paths, secret()?).await;
+        let (meeting, hosts) = meeting?;
+        let stopper = Arc::clone(&self.stopper);
+        let lost = move |why| {
+            if let Some(stopper) = stopper.get() {
+                stopper.fail(why);
+            }
+        };
+        self.serve(Some(tokio::spawn(hosts.serve(lost))));
+        let pmix = self.told.bootstrap.contains(&Bootstrap::Pmix);
+        let files = if pmix { &SHARED_MEMORY[..] } else { &[] };
+        let workers = members.iter().filter_map(|member| self.plan.workers.get(*member));
+        let workers: Vec<&WorkerPlan> = workers.collect();
+        let told = |(number, planned): (u32, &WorkerPlan)| {
+            let mut spec = rank(planned, &self.told);
+            devices::show(&self.plan.workers, &workers, planned, &mut spec.program.env);
+            meeting.tell(number, &self.told.bootstrap, &mut spec.program);
+            with_shared_memory(&mut spec.program, self.shared_memory.as_deref(), files);
+            spec
+        };
+        Ok((0..).zip(workers.iter().copied()).map(told).collect())
+    }
+
+    /// Keeps who serves the ranks now, and returns who did.
+    fn serve(&self, now: Option<JoinHandle<()>>) -> Option<JoinHandle<()>> {
+        let mut serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *serving, now)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        if let Some(before) = self.serve(None) {
+            before.abort();
+        }
+    }
+}
+
+impl Meet for Ranks {
+    fn meet(self: Arc<Self>, restart: u32, members: Vec<usize>) -> Programs {
+        Box::pin(async move {
+            let specs = self.start(restart, &members).await.map_err(|error| error.to_string())?;
+            Ok(specs.into_iter().map(|spec| spec.program).collect())
+        })
+    }
+}
+
+fn secret() -> io::Result<Secret> {
+    let mut bytes = [0; LENGTH];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(Secret::new(bytes))
+}
