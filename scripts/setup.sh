@@ -116,6 +116,7 @@ if [ "${1:-}" = --tests ]; then
             cp "$list" "$venv/installed.txt"
         fi
     done
+    scripts/programs.sh --install
     .venv/bin/python scripts/source_tree.py
 fi
 if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then

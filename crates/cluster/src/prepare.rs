@@ -2,19 +2,27 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::paths::{self, PathError};
+use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_machine::probe::{self, Examined, NoLibucp, ProbeError, check_libucp};
 use cuda_cluster_model::ids::GpuUuid;
 use cuda_cluster_model::plan::{
-    CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, VISIBLE,
+    Advice, CallerEnvironment, EngineKind, EnginePlan, Here, Plan, PlanError, Unsound, VISIBLE,
     adapt_to_here, libucp_paths, plan,
 };
 use cuda_cluster_model::preflight::{self, Audience, Finding};
 use cuda_cluster_model::spec::Request;
 use cuda_cluster_model::topology::{self, Note, Topology, builtin};
+
+/// NCCL's variable for a file with the machine.
+pub(crate) const NCCL_TOPOLOGY: &str = "NCCL_TOPO_FILE";
+
+/// Where NCCL looks without it.
+const CLOUDS_TOPOLOGY: &str = "/var/run/nvidia-topologyd/virtualTopology.xml";
 
 /// A plan, in a form that this machine can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +42,9 @@ pub struct Prepared {
     /// What preflight has found, for a plan of this machine.
     #[serde(default)]
     pub preflight: Vec<Finding>,
+    /// What NCCL is told of the machine, as it reads it.
+    #[serde(default)]
+    pub nccl: Option<String>,
 }
 
 impl Prepared {
@@ -47,6 +58,7 @@ impl Prepared {
             to_completion: false,
             to_be_verified: false,
             preflight: Vec::new(),
+            nccl: None,
         }
     }
 
@@ -152,12 +164,12 @@ fn prepare_for(
     let examined = examine(caller)?;
     let live = &examined.topology;
     check_interface(request, caller)?;
-    let decided = match machine {
-        Some(machine) => plan(machine, request, caller)?,
-        None => decide(&examined, request, caller)?,
+    let (decided, nccl) = match machine {
+        Some(machine) => decide_by(machine, &examined, request, caller)?,
+        None => (decide(&examined, request, caller)?, None),
     };
     let prepared = fit(decided, &examined, machine.is_none())?;
-    Ok(Prepared { machine: Some(machine.unwrap_or(live).clone()), ..prepared })
+    Ok(Prepared { machine: Some(machine.unwrap_or(live).clone()), nccl, ..prepared })
 }
 
 /// Checks that a requested network interface exists on this machine, where the processes will run.
@@ -188,6 +200,14 @@ fn list(names: &[String]) -> String {
 /// elsewhere and not to be simulated, or the named libucp does not exist.
 pub fn prepare_plan(decided: Plan) -> Result<Prepared, PrepareError> {
     decided.check()?;
+    let mut decided = decided;
+    // The file is not part of a plan.
+    let of_run = Paths::of(&decided.name).nccl().display().to_string();
+    for worker in &mut decided.workers {
+        if worker.env.get(NCCL_TOPOLOGY) == Some(&of_run) {
+            worker.env.remove(NCCL_TOPOLOGY);
+        }
+    }
     let examined = examine(&probe::caller())?;
     let prepared = fit(decided, &examined, false)?;
     let live = examined.topology;
@@ -221,18 +241,74 @@ pub fn decide(
     request: &Request,
     caller: &CallerEnvironment,
 ) -> Result<Plan, PlanError> {
-    let Examined { topology, evidence, .. } = examined;
-    let first = plan(topology, request, caller)?;
+    let caller = with_files(caller, examined);
+    let topology = &examined.topology;
+    let first = plan(topology, request, &caller)?;
     if first.engine.kind() != EngineKind::Command {
         return Ok(first);
     }
-    // What is not well is known only for a plan, and what is advised changes it.
-    let findings = preflight::judge(evidence, topology, Some(&first));
+    let advice = advice(examined, &first);
+    if advice.is_empty() { Ok(first) } else { plan(topology, request, &advised(caller, advice)) }
+}
+
+/// As [`decide`], by a description of a machine; with what NCCL is told if it is this one and
+/// shows less of itself.
+fn decide_by(
+    machine: &Topology,
+    examined: &Examined,
+    request: &Request,
+    caller: &CallerEnvironment,
+) -> Result<(Plan, Option<String>), PlanError> {
+    let live = &examined.topology;
+    let caller = with_files(caller, examined);
+    let first = plan(machine, request, &caller)?;
+    let ours = first.engine.kind() == EngineKind::Command && !first.machine.simulated;
+    if !ours || !is_here(&first, live) {
+        return Ok((first, None));
+    }
+    let mut advice = advice(examined, &first);
+    // What a cloud's driver has told NCCL stands where NCCL looks.
+    let told = || !Path::new(CLOUDS_TOPOLOGY).exists();
+    let nccl = machine.hidden_from(live).filter(|_| told()).and_then(|it| it.to_nccl().ok());
+    if nccl.is_some() {
+        advice.push(Advice {
+            name: NCCL_TOPOLOGY.to_owned(),
+            value: Paths::of(&first.name).nccl().display().to_string(),
+            id: String::new(),
+            reason: "NCCL sees no PCIe switches here, and the given topology has them".to_owned(),
+        });
+    }
+    if advice.is_empty() {
+        return Ok((first, nccl));
+    }
+    Ok((plan(machine, request, &advised(caller, advice))?, nccl))
+}
+
+/// What preflight advises for a plan: what is not well is known only for a plan, and what is
+/// advised changes it.
+fn advice(examined: &Examined, first: &Plan) -> Vec<Advice> {
+    let findings = preflight::judge(&examined.evidence, &examined.topology, Some(first));
     let for_both = [Audience::Nccl, Audience::Ucx];
-    let advice = for_both.iter().flat_map(|audience| preflight::advice(&findings, *audience));
-    let mut advised = caller.clone();
-    advised.advice = advice.collect();
-    if advised.advice.is_empty() { Ok(first) } else { plan(topology, request, &advised) }
+    for_both.iter().flat_map(|audience| preflight::advice(&findings, *audience)).collect()
+}
+
+fn advised(caller: CallerEnvironment, advice: Vec<Advice>) -> CallerEnvironment {
+    let mut caller = caller;
+    caller.advice = advice;
+    caller
+}
+
+/// The caller with what NCCL's files set: NCCL prefers a variable, so one that a file sets is set
+/// (`src/misc/param.cc`).
+fn with_files(caller: &CallerEnvironment, examined: &Examined) -> CallerEnvironment {
+    let mut caller = caller.clone();
+    for setting in &examined.evidence.settings {
+        if setting.place.ends_with("nccl.conf") {
+            let value = || setting.value.clone();
+            caller.variables.entry(setting.name.clone()).or_insert_with(value);
+        }
+    }
+    caller
 }
 
 fn fit(decided: Plan, examined: &Examined, own: bool) -> Result<Prepared, PrepareError> {

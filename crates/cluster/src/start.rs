@@ -168,12 +168,16 @@ pub async fn start(
         helper: program.to_owned(),
         output,
         // Kept as long as the cluster: it serves the ranks.
-        meeting: ranks.map(|ranks| ranks as Arc<dyn Meet>),
+        meeting: ranks.clone().map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
-    Ok(Supervisor::start(launch, directory, options).await?)
+    let supervisor = Supervisor::start(launch, directory, options).await?;
+    if let Some(ranks) = ranks {
+        ranks.can_end(supervisor.stopper());
+    }
+    Ok(supervisor)
 }
 
 /// Checks the limit on locked memory, if workers are to use RDMA here.
@@ -227,6 +231,9 @@ async fn begin(
     if !preflight.is_empty() {
         let text = serde_json::to_vec(preflight).map_err(UpError::plan)?;
         directory.write_private(&paths.preflight(), &text)?;
+    }
+    if let Some(text) = &prepared.nccl {
+        directory.write_private(&paths.nccl(), text.as_bytes())?;
     }
     if let Some(machine) = machine {
         let text = serde_json::to_vec(machine).map_err(UpError::plan)?;

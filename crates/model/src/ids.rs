@@ -22,8 +22,12 @@ pub const FORK_SERVER: &str = "fork";
 /// The socket at which ranks of MPI find each other.
 pub const RANKS: &str = "ranks";
 
+/// The server of PMIx, its log and its files.
+pub const PMIX: &str = "pmix";
+
 /// What no worker may be called: the other processes of a cluster, and their sockets.
-pub const RESERVED: [&str; 6] = [SCHEDULER, CONTROL, FORK_SERVER, RANKS, "supervisor", "guardian"];
+pub const RESERVED: [&str; 7] =
+    [SCHEDULER, CONTROL, FORK_SERVER, RANKS, PMIX, "supervisor", "guardian"];
 
 /// A GPU's number in NVML order, for people. CUDA's order is the same only under
 /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.

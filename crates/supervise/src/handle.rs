@@ -140,6 +140,10 @@ pub(super) enum ControlRequest {
         signal: Option<i32>,
     },
     Verified,
+    /// The cluster can't go on.
+    Fail {
+        reason: String,
+    },
     /// For the state after the processes have been checked.
     Look {
         answer: oneshot::Sender<()>,

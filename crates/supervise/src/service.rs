@@ -141,6 +141,11 @@ impl Stopper {
         let _ = self.0.send(ControlRequest::Verified);
     }
 
+    /// Requests the end, because the cluster can't go on for this reason.
+    pub fn fail(&self, reason: String) {
+        let _ = self.0.send(ControlRequest::Fail { reason });
+    }
+
     /// Like [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
     pub fn stop_with(&self, how: Escalation, signal: i32) {
         let _ = self.0.send(ControlRequest::Stop { how, signal: Some(signal) });

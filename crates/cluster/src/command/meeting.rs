@@ -3,11 +3,14 @@
 //!
 //! *Invariant:* what the user has set stays; who this rank is, is ours to say.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
+use super::pmix;
 use super::rendezvous::{self, Rendezvous};
+use cuda_cluster_machine::os::pmix::{Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
 use cuda_cluster_model::plan::{CommandPlan, Program};
@@ -41,15 +44,34 @@ pub(crate) struct Meeting {
     /// Directory for what a rank of PyTorch says of its failure.
     errors: std::path::PathBuf,
     rendezvous: Option<rendezvous::Told>,
+    /// Each rank's variables of PMIx.
+    pmix: Vec<BTreeMap<String, String>>,
+}
+
+/// Who answers the ranks of one start.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    rendezvous: Option<Rendezvous>,
+    pmix: Option<Server>,
+}
+
+/// Why ranks have no place to find each other.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MeetingError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Pmix(#[from] ServerError),
 }
 
 impl Meeting {
-    /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve them, if a language needs it.
+    /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve
+    /// them, if a language needs it.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
-    /// If the system has no free port, or the socket can't be made.
+    /// If the system has no free port, the socket can't be made, or no libpmix serves.
     pub(crate) async fn prepare(
         job: &str,
         ranks: usize,
@@ -57,7 +79,7 @@ impl Meeting {
         restart: u32,
         paths: &Paths,
         token: Secret,
-    ) -> io::Result<(Self, Option<Rendezvous>)> {
+    ) -> Result<(Self, Hosts), MeetingError> {
         // MPICH names shared memory by it, which killed ranks leave behind.
         let start = if restart == 0 { job.to_owned() } else { format!("{job}.{restart}") };
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
@@ -65,6 +87,10 @@ impl Meeting {
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
             true => Some(Rendezvous::open(&paths.socket(RANKS), &start, ranks, token).await?),
+            false => None,
+        };
+        let pmix = match told.bootstrap.contains(&Bootstrap::Pmix) {
+            true => Some(pmix::start(&start, ranks, &told.argv, paths).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
@@ -81,8 +107,9 @@ impl Meeting {
             kept: kept.collect(),
             errors: paths.root().to_owned(),
             rendezvous: rendezvous.as_ref().map(|one| one.told().clone()),
+            pmix: pmix.as_ref().map(|server| server.variables.clone()).unwrap_or_default(),
         };
-        Ok((meeting, rendezvous))
+        Ok((meeting, Hosts { rendezvous, pmix }))
     }
 
     /// Adds what a rank is told to its program.
@@ -111,6 +138,13 @@ impl Meeting {
                     let told = self.rendezvous.iter().map(|told| told.connections(rank));
                     program.connections.extend(told.flatten());
                     program.without = OUTER.map(str::to_owned).to_vec();
+                }
+                Bootstrap::Pmix => {
+                    program.without = pmix::of_another_launcher();
+                    let (name, value) = pmix::KNOWN_LAUNCHER;
+                    who.push((name, value.to_owned()));
+                    let variables = self.pmix.get(rank as usize);
+                    program.env.extend(variables.cloned().unwrap_or_default());
                 }
                 Bootstrap::Rrun => {
                     who.extend(self.rendezvous.iter().flat_map(|told| told.rrun(rank)));
@@ -193,4 +227,31 @@ fn free_ports() -> io::Result<[u16; 3]> {
         *port = listener.local_addr()?.port();
     }
     Ok(ports)
+}
+
+impl Hosts {
+    /// Serves the ranks, until this is dropped. `lost` is told when ranks can't go on.
+    pub(crate) async fn serve(self, lost: impl Fn(String)) {
+        let Self { rendezvous, pmix } = self;
+        let answered = async {
+            match rendezvous {
+                Some(rendezvous) => rendezvous.serve().await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = async {
+            match pmix {
+                Some(mut server) => server.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(answered);
+        tokio::select! {
+            () = &mut answered => {}
+            how = ended => {
+                lost(format!("the server of PMIx {how}, and its ranks can't go on"));
+                answered.await;
+            }
+        }
+    }
 }

@@ -8,12 +8,14 @@
 mod devices;
 mod launcher;
 mod meeting;
+mod pmix;
 mod ranks;
 mod rendezvous;
 pub(crate) mod warm;
 
 pub use launcher::told_by_launcher;
-pub(crate) use meeting::Meeting;
+pub(crate) use meeting::{Meeting, MeetingError};
+pub(crate) use pmix::SHARED_MEMORY;
 pub(crate) use ranks::Ranks;
 
 /// Variables in which launchers give a process its rank on this machine; the first one set wins.

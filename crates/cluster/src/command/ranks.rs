@@ -7,17 +7,17 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
-use super::Meeting;
-use super::devices;
+use super::{Meeting, MeetingError, SHARED_MEMORY, devices};
 use crate::launch::{rank, with_shared_memory};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
 use cuda_cluster_model::plan::{CommandPlan, Plan, WorkerPlan};
-use cuda_cluster_supervise::{Meet, Meeting as Programs, ProcessSpec};
+use cuda_cluster_model::spec::Bootstrap;
+use cuda_cluster_supervise::{Meet, Meeting as Programs, ProcessSpec, Stopper};
 use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// The ranks of a job, whose plan is for this machine.
@@ -28,7 +28,9 @@ pub struct Ranks {
     paths: Paths,
     shared_memory: Option<PathBuf>,
     /// Serves the ranks of the present start.
-    serving: Mutex<Option<AbortHandle>>,
+    serving: Mutex<Option<JoinHandle<()>>>,
+    /// Ends the cluster when ranks can't go on.
+    stopper: Arc<OnceLock<Stopper>>,
 }
 
 impl Ranks {
@@ -39,14 +41,21 @@ impl Ranks {
         shared_memory: Option<PathBuf>,
     ) -> Self {
         let (plan, told, paths) = (plan.clone(), told.clone(), paths.clone());
-        Self { plan, told, paths, shared_memory, serving: Mutex::default() }
+        let (serving, stopper) = (Mutex::default(), Arc::default());
+        Self { plan, told, paths, shared_memory, serving, stopper }
+    }
+
+    /// From now on the cluster ends if those that serve the ranks do.
+    pub(crate) fn can_end(&self, stopper: Stopper) {
+        // It is set once.
+        let _ = self.stopper.set(stopper);
     }
 
     /// The processes of the first start; the last ones are the spares, which are told nothing yet.
     ///
     /// # Errors
     /// If the ranks have no place to meet.
-    pub(crate) async fn first(&self) -> io::Result<Vec<ProcessSpec>> {
+    pub(crate) async fn first(&self) -> Result<Vec<ProcessSpec>, MeetingError> {
         let all = self.plan.workers.len();
         let members: Vec<usize> = (0..all.saturating_sub(self.told.spares as usize)).collect();
         let mut ranks = self.start(0, &members).await?;
@@ -56,41 +65,56 @@ impl Ranks {
     }
 
     /// The processes of the start after `restart` others, in the order of their ranks.
-    async fn start(&self, restart: u32, members: &[usize]) -> io::Result<Vec<ProcessSpec>> {
-        self.serve(None);
+    async fn start(
+        &self,
+        restart: u32,
+        members: &[usize],
+    ) -> Result<Vec<ProcessSpec>, MeetingError> {
+        if let Some(before) = self.serve(None) {
+            before.abort();
+            // It is gone, with what it has started, when this returns.
+            let _ = before.await;
+        }
         // The socket of the start before.
         let _ = std::fs::remove_file(self.paths.socket(RANKS));
+        let _ = std::fs::remove_dir_all(self.paths.pmix());
         let (job, ranks) = (self.plan.name.to_string(), members.len());
         let (told, paths) = (&self.told, &self.paths);
         let meeting = Meeting::prepare(&job, ranks, told, restart, paths, secret()?).await;
-        let (meeting, rendezvous) = meeting?;
-        if let Some(rendezvous) = rendezvous {
-            self.serve(Some(tokio::spawn(rendezvous.serve()).abort_handle()));
-        }
+        let (meeting, hosts) = meeting?;
+        let stopper = Arc::clone(&self.stopper);
+        let lost = move |why| {
+            if let Some(stopper) = stopper.get() {
+                stopper.fail(why);
+            }
+        };
+        self.serve(Some(tokio::spawn(hosts.serve(lost))));
+        let pmix = self.told.bootstrap.contains(&Bootstrap::Pmix);
+        let files = if pmix { &SHARED_MEMORY[..] } else { &[] };
         let workers = members.iter().filter_map(|member| self.plan.workers.get(*member));
         let workers: Vec<&WorkerPlan> = workers.collect();
         let told = |(number, planned): (u32, &WorkerPlan)| {
             let mut spec = rank(planned, &self.told);
             devices::show(&self.plan.workers, &workers, planned, &mut spec.program.env);
             meeting.tell(number, &self.told.bootstrap, &mut spec.program);
-            with_shared_memory(&mut spec.program, self.shared_memory.as_deref());
+            with_shared_memory(&mut spec.program, self.shared_memory.as_deref(), files);
             spec
         };
         Ok((0..).zip(workers.iter().copied()).map(told).collect())
     }
 
-    /// Ends who serves the ranks, and keeps who does now.
-    fn serve(&self, now: Option<AbortHandle>) {
+    /// Keeps who serves the ranks now, and returns who did.
+    fn serve(&self, now: Option<JoinHandle<()>>) -> Option<JoinHandle<()>> {
         let mut serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(before) = std::mem::replace(&mut *serving, now) {
-            before.abort();
-        }
+        std::mem::replace(&mut *serving, now)
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        self.serve(None);
+        if let Some(before) = self.serve(None) {
+            before.abort();
+        }
     }
 }
 

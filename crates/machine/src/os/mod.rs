@@ -25,6 +25,7 @@ pub mod own_user;
 pub mod owners;
 pub mod passing;
 pub mod pidfd;
+pub mod pmix;
 pub mod presence;
 pub mod process;
 pub mod reading;
@@ -33,13 +34,14 @@ pub mod shared_memory;
 pub mod shim;
 pub mod tasks;
 
-/// Runs a hidden subcommand (`__guard`, `__shim`), if this process was started for one. Every
+/// Runs a hidden subcommand (`__guard`, `__shim`, `__pmix`), if this process was started for one. Every
 /// program that starts clusters calls this at the start of `main`, while single-threaded.
 pub fn dispatch() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned());
     let work: fn(&[String]) -> ExitCode = match arguments.next()?.as_str() {
         shim::SUBCOMMAND => shim::main,
         guardian::SUBCOMMAND => guardian::main,
+        pmix::SUBCOMMAND => pmix::main,
         _ => return None,
     };
     Some(work(&arguments.collect::<Vec<_>>()))

@@ -23,7 +23,10 @@ pub(super) fn heed(situation: &Situation<'_>, variables: &mut Variables) {
             || situation.caller.variables.contains_key(name)
             || of_spec(name);
         if !set {
-            let reason = format!("{} ('doctor --explain {}')", advice.reason, advice.id);
+            let reason = match advice.id.as_str() {
+                "" => advice.reason.clone(),
+                id => format!("{} ('doctor --explain {id}')", advice.reason),
+            };
             variables.set(name, advice.value.clone(), reason);
         }
     }

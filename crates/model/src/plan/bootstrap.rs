@@ -22,7 +22,7 @@ const ITS_SHARE: &str = "its share of";
 /// The languages that are offered, each once, in the order of the documentation.
 pub(super) fn offered(context: &Context<'_>) -> Vec<Bootstrap> {
     let asked = context.spec.command.bootstrap.as_deref();
-    let asked = asked.unwrap_or(&Bootstrap::ALL);
+    let asked = asked.unwrap_or(&Bootstrap::USUAL);
     Bootstrap::ALL.into_iter().filter(|one| asked.contains(one)).collect()
 }
 
@@ -109,6 +109,10 @@ fn told(language: Bootstrap) -> Why {
         Bootstrap::Rrun => (
             "RRUN_RANK RRUN_NRANKS RRUN_SOCKET_ADDR RRUN_SOCKET_TOKEN",
             "RapidsMPF and cudf-polars, which run as one rank each without them",
+        ),
+        Bootstrap::Pmix => (
+            "PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_* JSM_JSRUN_PORT",
+            "PMIx, by a server of the libpmix that is installed: Open MPI, and NVSHMEM by it",
         ),
     };
     Why::new(format!("bootstrap.{language}"), variables, reason)

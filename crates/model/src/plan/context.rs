@@ -45,7 +45,7 @@ pub struct Advice {
     pub name: String,
     /// Its value.
     pub value: String,
-    /// The finding's check.
+    /// The finding's check; empty if none has found it.
     pub id: String,
     /// Why, a sentence without a full stop.
     pub reason: String,

@@ -66,7 +66,7 @@ fn usual(kind: EngineKind) -> EnginePlan {
         EngineKind::Native => EnginePlan::Native(NativePlan::default()),
         EngineKind::Dask => EnginePlan::Dask(Box::new(options::dask(&Default::default()))),
         EngineKind::Command => EnginePlan::Command(CommandPlan {
-            bootstrap: Bootstrap::ALL.to_vec(),
+            bootstrap: Bootstrap::USUAL.to_vec(),
             ..CommandPlan::default()
         }),
     }

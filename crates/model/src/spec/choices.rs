@@ -211,12 +211,19 @@ words! {
         Mpi = "mpi",
         /// RapidsMPF's.
         Rrun = "rrun",
+        /// PMIx, in place of PMI.
+        Pmix = "pmix",
     }
 }
 
 impl Bootstrap {
     /// Every language, in the order of the documentation.
-    pub const ALL: [Self; 6] =
+    pub const ALL: [Self; 7] =
+        [Self::Torch, Self::Threads, Self::Nccl, Self::Jax, Self::Mpi, Self::Rrun, Self::Pmix];
+
+    /// Those that nobody has to ask for: the ones that don't hurt each other. MPICH refuses to
+    /// start where it finds PMI and PMIx, and PMIx needs a library.
+    pub const USUAL: [Self; 6] =
         [Self::Torch, Self::Threads, Self::Nccl, Self::Jax, Self::Mpi, Self::Rrun];
 }
 

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::error::{Found, one_of, refuse};
-use super::{ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand};
+use super::{
+    Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand,
+};
 use super::{implausible, network, texts};
 use crate::units::{Size, Span};
 
@@ -22,10 +24,23 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     ranks(spec)?;
     implausible::addresses(spec)?;
     implausible::memory(spec)?;
+    bootstrap(spec)?;
     environment("ucx.env", spec.ucx.env.as_ref(), true)?;
     environment("worker.env", spec.worker.env.as_ref(), false)?;
     environment("scheduler.env", spec.scheduler.env.as_ref(), false)?;
     overrides(spec)
+}
+
+fn bootstrap(spec: &ClusterSpec) -> Result<(), Found> {
+    let named = |language| spec.command.bootstrap.iter().flatten().any(|one| *one == language);
+    match named(Bootstrap::Mpi) && named(Bootstrap::Pmix) {
+        true => refuse(
+            "command.bootstrap",
+            "MPICH refuses to start where it is told of its ranks by both 'mpi' and 'pmix'",
+            "name 'pmix' for programs of Open MPI, 'mpi' for those of MPICH",
+        ),
+        false => Ok(()),
+    }
 }
 
 /// Words of `rmm.set_allocator_for`.

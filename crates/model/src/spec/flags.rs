@@ -363,7 +363,7 @@ flags! {
     }
     "Programs" {
         /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,
-        /// or none [default: all]
+        /// pmix (Open MPI, in place of mpi), or none [default: all but pmix]
         command.bootstrap: Names "bootstrap" "NAMES" list;
         /// How often all ranks are started again together when one fails
         command.restarts: Whole "restarts" "N";

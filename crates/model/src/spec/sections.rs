@@ -318,7 +318,8 @@ section! {
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
         visible_devices: VisibleDevices,
         /// In whose languages ranks are told of each other, beside `RANK`, `WORLD_SIZE` and
-        /// `MASTER_ADDR`. `[]` for none of them. Default: all.
+        /// `MASTER_ADDR`. `[]` for none of them. `pmix` (Open MPI) excludes `mpi`. Default: all
+        /// others.
         bootstrap: Vec<Bootstrap>,
         /// How often the ranks are started again when one fails: all of them together, with new
         /// places to meet (`TORCHELASTIC_RESTART_COUNT` counts). A rank that fails by itself within

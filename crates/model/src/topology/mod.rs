@@ -12,6 +12,7 @@ mod devices;
 mod link;
 mod pci;
 mod read;
+mod shown;
 mod write;
 
 use serde::{Deserialize, Serialize};

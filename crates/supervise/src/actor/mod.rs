@@ -301,6 +301,7 @@ impl Actor {
                 return Some(Event::Stop(how));
             }
             ControlRequest::Verified => return Some(Event::Verified),
+            ControlRequest::Fail { reason } => return Some(Event::Broken { reason }),
             ControlRequest::Look { answer } => {
                 self.onlookers.push(answer);
                 return Some(self.look());

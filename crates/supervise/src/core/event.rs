@@ -57,6 +57,8 @@ pub(crate) enum Event {
     Met { failure: Option<String> },
     /// The guardian is gone.
     GuardianLost,
+    /// What all processes need is gone.
+    Broken { reason: String },
     /// A deadline has passed.
     Tick,
 }

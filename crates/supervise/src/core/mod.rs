@@ -27,7 +27,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::record::What;
-use super::{Cause, ClusterState, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record};
+use super::{
+    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
+};
 use cuda_cluster_model::plan::Supervision;
 use cuda_cluster_model::units::HumanBytes;
 use cuda_cluster_wire::process::{Exit, Key};
@@ -240,6 +242,10 @@ impl Core {
                             any more";
                 let cause = self.cluster_cause(text.to_owned());
                 self.end_at_once(Outcome::Failed(cause), now);
+            }
+            Event::Broken { reason } => {
+                let cause = self.cluster_cause(reason);
+                self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
             }
             Event::Tick => {}
         }

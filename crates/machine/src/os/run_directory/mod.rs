@@ -276,6 +276,7 @@ impl RunDirectory {
             // Ignore errors: what is gone needs no removal, and what can't be removed does no harm.
             let _ = fs::remove_file(path);
         }
+        let _ = fs::remove_dir_all(paths.pmix());
     }
 
     /// Removes all files of a dead cluster, including its logs, which belong to another cluster.

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 
 use super::{RunDirectoryError, base, check_own, open_directory};
 use crate::os::shared_memory;
-use cuda_cluster_model::ids::{CONTROL, ClusterName};
+use cuda_cluster_model::ids::{CONTROL, ClusterName, PMIX};
 use cuda_cluster_wire::secret::{Secret, SecretError};
 
 const PLAN: &str = "plan.json";
@@ -30,6 +30,7 @@ const CRASHES: &str = "crashes";
 const CGROUP: &str = "cgroup";
 const OWNERS: &str = "owners.json";
 const STATE: &str = "state.json";
+const NCCL: &str = "nccl-topology.xml";
 /// Created by a guardian whose supervisor has disappeared.
 pub(super) const ORPHANED: &str = "orphaned";
 
@@ -169,6 +170,16 @@ impl Paths {
     /// The cluster's directory for shared memory files, which is elsewhere.
     pub fn shared_memory(&self) -> PathBuf {
         shared_memory::beside(&self.root)
+    }
+
+    /// The machine as NCCL reads it, where it can't see it by itself.
+    pub fn nccl(&self) -> PathBuf {
+        self.root.join(NCCL)
+    }
+
+    /// The directory for the files of libpmix and of Open MPI's ranks.
+    pub fn pmix(&self) -> PathBuf {
+        self.root.join(PMIX)
     }
 
     /// Whether a supervisor or a guardian owns the directory; a directory that can't be read counts
