@@ -44,11 +44,11 @@ cargo=${CARGO_HOME:-$HOME/.cargo}
 mkdir -p "$cargo/registry"
 # A worktree's commits are elsewhere.
 folders=("$PWD" "$cargo/registry" "$(git rev-parse --path-format=absolute --git-common-dir)")
-# What is mounted is seen by the command alone, and what it leaves running ends with it.
+# What is mounted is seen by the command alone.
 # shellcheck disable=SC2016
-exec unshare --map-root-user --mount --pid --fork --kill-child bash -euc '
-    root=$1 cargo=$2 qemu=$3 count=$4
-    shift 4
+exec scripts/emulated.sh bash -euc '
+    root=$1 cargo=$2 count=$3
+    shift 3
     for folder in "${@:1:count}"; do
         mkdir -p "$root$folder"
         mount --rbind "$folder" "$root$folder"
@@ -56,14 +56,7 @@ exec unshare --map-root-user --mount --pid --fork --kill-child bash -euc '
     shift "$count"
     mount -t proc proc "$root/proc"
     mount --rbind /dev "$root/dev"
-    # Since Linux 6.7 a user namespace has programs formats of its own, which nobody else sees. The first
-    # 20 bytes of an ELF program for Arm, and which of their bits count; F: found before the chroot.
-    if mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc 2>/dev/null; then
-        magic="\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00"
-        mask="\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff"
-        printf "%s" ":aarch64:M::$magic:$mask:$qemu:FP" >/proc/sys/fs/binfmt_misc/register
-    fi
     exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME="$HOME" CARGO_HOME="$cargo" \
         PIP_CERT=/etc/ssl/certs/ca-certificates.crt ${SOURCE_DATE_EPOCH+SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH"} \
         chroot "$root" bash -c "cd \"\$0\" && exec \"\$@\"" "$PWD" "$@"
-' arm "$root" "$cargo" "$qemu" "${#folders[@]}" "${folders[@]}" "$@"
+' arm "$root" "$cargo" "${#folders[@]}" "${folders[@]}" "$@"

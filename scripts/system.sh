@@ -3,6 +3,8 @@
 # what strangers do. As root, with mmdebstrap.
 #
 #   scripts/system.sh RELEASE DIRECTORY [PACKAGE,PACKAGE …]      for example bookworm or noble
+#   ARCHITECTURE=arm64    a Debian for that. It is only unpacked, as none of its programs runs here: dpkg
+#                         knows its packages as installed, but what they do when they are has not been done
 set -euo pipefail
 fail() { printf 'system: %s\n' "$*" >&2; exit 1; }
 [ $# -ge 2 ] || fail "needs a release and a directory; see the top of $0"
@@ -33,9 +35,33 @@ sid)
     ;;
 *) mirror=http://deb.debian.org/debian ;;
 esac
+# unpacked ROOT: writes down for dpkg what has been unpacked there.
+# shellcheck disable=SC2016  # dpkg's variables
+unpacked() {
+    local deb name
+    for deb in "$1"/var/cache/apt/archives/*.deb; do
+        name=$(dpkg-deb --show --showformat='${Package} ${Multi-Arch}:${Architecture}' "$deb")
+        case $name in *" same:"*) name=${name/ same/} ;; *) name=${name% *} ;; esac
+        { dpkg-deb --field "$deb" && printf 'Status: install ok installed\n\n'; } >>"$1/var/lib/dpkg/status"
+        dpkg-deb --fsys-tarfile "$deb" | tar -t | sed -e 's,^\.,,' -e 's,\(.\)/$,\1,' >"$1/var/lib/dpkg/info/$name.list"
+    done
+    echo 1 >"$1/var/lib/dpkg/info/format"
+    rm "$1"/var/cache/apt/archives/*.deb
+    for name in passwd group; do
+        cp "$1/usr/share/base-passwd/$name.master" "$1/etc/$name"
+    done
+}
+
 echo "fetching $release"
 rm -rf "$root.new"
-mmdebstrap --variant=apt ${packages:+--include="$packages"} "${options[@]}" "$release" "$root.new" "$mirror" \
+if [ -n "${ARCHITECTURE:-}" ]; then
+    variant=extract
+    options+=("--architectures=$ARCHITECTURE" --include='?essential' --include=apt --skip=cleanup/apt)
+else
+    variant=apt
+fi
+mmdebstrap --variant="$variant" ${packages:+--include="$packages"} "${options[@]}" "$release" "$root.new" "$mirror" \
     >"$root.log" 2>&1 || fail "there is no $release; see $root.log"
+[ "$variant" = apt ] || unpacked "$root.new"
 rm -rf "$root.keys" "$root.keys.deb"
 mv "$root.new" "$root"

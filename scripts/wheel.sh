@@ -21,7 +21,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 maturin=1.16.0
 zig=0.17.1
-libclang=14.0.6
 hwloc=2.9.0
 hwloc_sha256=b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970
 glibc=2.28
@@ -88,11 +87,6 @@ wanted=("maturin==$maturin")
 if [ "$mode" != --debug ]; then
     tools+=-$zig
     wanted+=("ziglang==$zig")
-fi
-if [ "$machine" != "$host" ]; then
-    # The libclang with which the bindings for Arm were made and tried; crates/bindgen knows sid's, too.
-    tools+=-$libclang
-    wanted+=("libclang==$libclang")
 fi
 # They are those of one Python, and scripts/arm.sh has another.
 if [ ! -f "$tools/installed" ] || ! "$tools/bin/python" -c '' 2>/dev/null; then
@@ -164,8 +158,6 @@ END
         # writes its pages.
         declare -x "BINDGEN_EXTRA_CLANG_ARGS_$variable=-isystem $(clang -print-resource-dir)/include \
 -isystem /usr/$machine-linux-gnu/include"
-        LIBCLANG_PATH=$(echo "$tools"/lib/python3*/site-packages/clang/native)
-        export LIBCLANG_PATH
         declare -x "CARGO_TARGET_${variable^^}_RUNNER=qemu-$machine-static -L /usr/$machine-linux-gnu"
         export PKG_CONFIG_ALLOW_CROSS=1
     fi

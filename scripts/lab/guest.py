@@ -95,9 +95,9 @@ def eventually(look, holds, within=LIMIT):
         time.sleep(0.5)
 
 
-def sh(*command, **more):
+def sh(*command, within=LIMIT, **more):
     """A command's output; its failure is an exception with what it said."""
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=LIMIT, **more)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=within, **more)
     if done.returncode != 0:
         raise Wrong(f"{' '.join(map(str, command))}: {done.returncode}: {done.stderr.strip()[-600:]}")
     return done.stdout
