@@ -11,7 +11,7 @@ pub(crate) const FLOORS: [&[&str]; 9] = [
     &["model::topology", "model::spec"],
     &["model::plan"],
     &["model::preflight", "wire", "data::functions", "data::memory", "machine::status"],
-    &["machine::probe", "machine::os", "data::copy", "data::ucx", "data::cuda"],
+    &["machine::probe", "machine::os", "cluster::python", "data::copy", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],
     &["cluster"],
     &["dashboard"],

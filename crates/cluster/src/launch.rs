@@ -3,18 +3,17 @@
 
 use std::path::Path;
 
-use crate::command::{MeetingError, Ranks, SHARED_MEMORY, warm};
+use crate::command::MeetingError;
 use crate::dask::{self, DaskError};
+use crate::processes::{with_shared_memory, worker};
+use crate::ranks::Ranks;
+use crate::warm;
 use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
-use cuda_cluster_model::spec::Bootstrap;
-use cuda_cluster_supervise::{Launch, ProcessGpu, ProcessSpec, ReadyWhen};
-
-/// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
-const UCX_FILES: &str = "UCX_POSIX_DIR";
+use cuda_cluster_supervise::{Launch, ProcessSpec, ReadyWhen};
 
 /// What to do without libpmix.
 const NO_PMIX: &str = "Debian and Ubuntu: apt-get install libpmix2, Red Hat: dnf install pmix, or \
@@ -208,34 +207,6 @@ async fn ranks(
     match around.ranks {
         Some(ranks) if !told.argv.is_empty() => Ok(ranks.first().await?),
         _ => Err(LaunchError::NoProgram),
-    }
-}
-
-/// A rank that has not been told its number. It does not use the status pipe.
-pub(crate) fn rank(planned: &WorkerPlan, told: &CommandPlan) -> ProcessSpec {
-    ProcessSpec { ready: ReadyWhen::Executed, ..worker(planned, told.argv.clone()) }
-}
-
-/// Names the directory for shared memory files, if there is one, to UCX and in these variables.
-pub(crate) fn with_shared_memory(program: &mut Program, place: Option<&Path>, more: &[&str]) {
-    let Some(place) = place else { return };
-    // A value chosen by the caller is part of the plan, or inherited.
-    let unset = more.iter().filter(|name| std::env::var_os(name).is_none());
-    for name in [UCX_FILES].iter().chain(unset) {
-        let place = || place.display().to_string();
-        program.env.entry((*name).to_owned()).or_insert_with(place);
-    }
-}
-
-fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
-    let WorkerPlan { name, binding, env, memory_limit_bytes, gpu, .. } = planned.clone();
-    ProcessSpec {
-        name,
-        program: Program { argv, env, binding, ..Program::default() },
-        ready: ReadyWhen::Said,
-        memory_limit_bytes,
-        gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),
-        fork_server: None,
     }
 }
 

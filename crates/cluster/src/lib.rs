@@ -31,12 +31,15 @@ pub mod measure;
 mod native;
 mod paths;
 mod prepare;
+mod processes;
 mod python;
+mod ranks;
 mod report;
 mod run;
 mod start;
 mod supervising;
 mod takedown;
+mod warm;
 #[cfg(feature = "native")]
 #[doc(hidden)]
 pub mod workloads;

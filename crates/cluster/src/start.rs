@@ -8,7 +8,7 @@ use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
-use crate::command::Ranks;
+use crate::ranks::Ranks;
 use cuda_cluster_machine::os::limits::{self, TooFew};
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;

@@ -8,7 +8,7 @@ use cuda_cluster_model::plan::{VISIBLE, WorkerPlan};
 
 /// Shows the rank of `own` the GPUs of the `members` of its start, in their order. All that are
 /// `planned` see the same list, or each its own GPU first.
-pub(super) fn show(
+pub(crate) fn show(
     planned: &[WorkerPlan],
     members: &[&WorkerPlan],
     own: &WorkerPlan,

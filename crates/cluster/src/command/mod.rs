@@ -5,18 +5,15 @@
 //! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on a single machine a rank equals its
 //! local rank.
 
-mod devices;
+pub(crate) mod devices;
 mod launcher;
 mod meeting;
 mod pmix;
-mod ranks;
 mod rendezvous;
-pub(crate) mod warm;
 
 pub use launcher::told_by_launcher;
 pub(crate) use meeting::{Meeting, MeetingError};
 pub(crate) use pmix::SHARED_MEMORY;
-pub(crate) use ranks::Ranks;
 
 /// Variables in which launchers give a process its rank on this machine; the first one set wins.
 pub const LOCAL_RANK_VARIABLES: [&str; 8] = [

@@ -34,7 +34,7 @@ pub mod shared_memory;
 pub mod shim;
 pub mod tasks;
 
-/// Runs a hidden subcommand (`__guard`, `__shim`, `__pmix`), if this process was started for one. Every
+/// Runs a hidden subcommand (`__guard`, `__shim`, `__pmix`), if this process is for it. Every
 /// program that starts clusters calls this at the start of `main`, while single-threaded.
 pub fn dispatch() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned());

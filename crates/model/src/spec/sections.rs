@@ -326,7 +326,7 @@ section! {
         /// `supervision.healthy_after` of the first start is not started again. Default: never.
         restarts: u32,
         /// GPUs that are kept for those that fail: a spare takes the place of one that is lost when
-        /// the ranks are started again. Without a spare the job goes on with fewer ranks. Default: 0.
+        /// the ranks are started again. Without a spare the job goes on with fewer. Default: 0.
         spares: u32,
         /// Python modules that are imported once, in a process of which the ranks are forked, so
         /// that they start at once. For programs of Python; what is imported must neither start

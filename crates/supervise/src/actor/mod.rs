@@ -9,13 +9,12 @@ mod aftermath;
 mod contact;
 mod directory;
 mod journal;
+mod meeting;
 mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -25,6 +24,7 @@ use tokio::task::JoinSet;
 use contact::Contact;
 use directory::InitialFiles;
 use journal::Journal;
+use meeting::{NextStart, prepared};
 
 use super::control::Control;
 use super::core::{Action, Core, Event, SlotNumber, Subject};
@@ -44,7 +44,6 @@ use cuda_cluster_machine::os::presence::Presence;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory};
 use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_machine::os::shim::Instructions;
-use cuda_cluster_model::plan::Program;
 use cuda_cluster_model::text;
 use cuda_cluster_wire::process::Key;
 
@@ -109,9 +108,6 @@ pub(super) struct Actor {
     /// The programs of the next start, as they are being prepared.
     next_start: Option<NextStart>,
 }
-
-/// The workers of a start, and their programs.
-type NextStart = Pin<Box<dyn Future<Output = (Vec<usize>, Result<Vec<Program>, String>)> + Send>>;
 
 impl Actor {
     /// Starts the guardian and the control API.
@@ -397,33 +393,6 @@ impl Actor {
         }
     }
 
-    /// Has the workers of the next start told of each other.
-    fn meet(&mut self, restart: u32, members: Vec<usize>) {
-        let Some(meeting) = &self.meeting else {
-            return self.tell_later(Event::Met { failure: None });
-        };
-        let programs = Arc::clone(meeting).meet(restart, members.clone());
-        self.next_start = Some(Box::pin(async move { (members, programs.await) }));
-    }
-
-    fn take_programs(
-        &mut self,
-        members: &[usize],
-        programs: Result<Vec<Program>, String>,
-    ) -> Event {
-        self.next_start = None;
-        let programs = match programs {
-            Ok(programs) => programs,
-            Err(failure) => return Event::Met { failure: Some(failure) },
-        };
-        for (member, program) in members.iter().zip(programs) {
-            if let Some(worker) = self.launch.workers.get_mut(*member) {
-                worker.program = program;
-            }
-        }
-        Event::Met { failure: None }
-    }
-
     /// The rank of a worker's slot.
     fn rank(&self, slot: SlotNumber) -> Option<u32> {
         let worker = slot.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
@@ -482,13 +451,6 @@ impl Actor {
 async fn disturbed(presence: Option<&Presence>) {
     match presence {
         Some(presence) => presence.disturbed().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn prepared(next: &mut Option<NextStart>) -> (Vec<usize>, Result<Vec<Program>, String>) {
-    match next {
-        Some(next) => next.await,
         None => std::future::pending().await,
     }
 }

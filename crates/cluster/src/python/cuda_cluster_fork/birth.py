@@ -85,17 +85,13 @@ def die_with(parent: int) -> None:
         os._exit(125)
 
 
-def become(
-    instructions: Instructions, guardian: int, status: Pipe, outputs: list[int]
-) -> None:
+def become(instructions: Instructions, guardian: int, status: Pipe, outputs: list[int]) -> None:
     """Applies the instructions to this process, which has one thread, and tells what is in force."""
     cpus, mems, notes = _apply(instructions, guardian, outputs)
     status.bound(cpus, mems, notes)
 
 
-def _apply(
-    instructions: Instructions, guardian: int, outputs: list[int]
-) -> tuple[str, str, list[str]]:
+def _apply(instructions: Instructions, guardian: int, outputs: list[int]) -> tuple[str, str, list[str]]:
     notes: list[str] = []
     group = instructions["cgroup"]
     if group is not None:

@@ -26,8 +26,8 @@ use cuda_cluster_wire::status::{self, Status};
 /// How long to wait for an answer, in seconds; the guardian is blocked meanwhile.
 const ANSWER_WITHIN: i64 = 5;
 
-/// The request; the instructions, status pipe and output, which may be two streams, are sent along as
-/// descriptors.
+/// The request; the instructions, the status pipe, and one or two streams of output are sent along
+/// as descriptors.
 #[derive(Debug, Serialize)]
 struct Question {
     /// The intended parent of the process.

@@ -1,6 +1,6 @@
 //! The starter's side of a server of PMIx.
 //!
-//! *Invariant:* when a [`Server`] has been dropped, or the process that has it has ended in any way,
+//! *Invariant:* when a [`Server`] has been dropped, or the process that has it has ended somehow,
 //! the server's process has ended, too.
 
 use std::collections::BTreeMap;

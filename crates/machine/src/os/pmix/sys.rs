@@ -521,6 +521,9 @@ mod tests {
     #[test]
     fn a_long_name_ends_with_a_zero() {
         let proc = Proc::new(&"x".repeat(400), 1);
-        assert_eq!((proc.nspace[LONGEST_NAME - 1] as u8, proc.nspace[LONGEST_NAME]), (b'x', 0));
+        assert_eq!(
+            (proc.nspace[LONGEST_NAME - 1].cast_unsigned(), proc.nspace[LONGEST_NAME]),
+            (b'x', 0)
+        );
     }
 }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tokio::task::JoinHandle;
 
-use super::{Meeting, MeetingError, SHARED_MEMORY, devices};
-use crate::launch::{rank, with_shared_memory};
+use crate::command::{Meeting, MeetingError, SHARED_MEMORY, devices};
+use crate::processes::{rank, with_shared_memory};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
 use cuda_cluster_model::plan::{CommandPlan, Plan, WorkerPlan};
