@@ -25,7 +25,8 @@ unshare --user --mount --pid --fork --kill-child bash -euc '
     fi
     exec "${@:2}"' emulated "$qemu" "$@" <&0 &
 pid=$!
-trap 'kill "$pid"' INT TERM
+# unshare itself minds no other signal; with it ends what it started.
+trap 'kill -KILL "$pid"' INT TERM
 until [ "$(readlink "/proc/$pid/ns/user")" != "$(readlink /proc/self/ns/user)" ]; do
     [ -d "/proc/$pid" ] || fail "this kernel or this root makes no user namespaces"
     sleep 0.1

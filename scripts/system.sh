@@ -43,7 +43,7 @@ unpacked() {
         name=$(dpkg-deb --show --showformat='${Package} ${Multi-Arch}:${Architecture}' "$deb")
         case $name in *" same:"*) name=${name/ same/} ;; *) name=${name% *} ;; esac
         { dpkg-deb --field "$deb" && printf 'Status: install ok installed\n\n'; } >>"$1/var/lib/dpkg/status"
-        dpkg-deb --fsys-tarfile "$deb" | tar -t | sed -e 's,^\.,,' -e 's,\(.\)/$,\1,' >"$1/var/lib/dpkg/info/$name.list"
+        dpkg-deb --fsys-tarfile "$deb" | tar -t | sed -e 's,^\./,,' -e 's,/$,,' -e 's,^,/,' -e 's,^/$,/.,' >"$1/var/lib/dpkg/info/$name.list"
     done
     echo 1 >"$1/var/lib/dpkg/info/format"
     rm "$1"/var/cache/apt/archives/*.deb
