@@ -56,6 +56,16 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn ranks_find_each_other_in_the_languages_of_their_libraries() {
+    told_by("test_ranks.py");
+}
+
+#[test]
+fn ranks_are_started_again_together_and_forked() {
+    told_by("test_restarts.py");
+}
+
+#[test]
 fn a_process_of_another_pool_binds_itself() {
     told_by("test_bind.py");
 }
