@@ -37,8 +37,8 @@ MARK = "PROGRAMS_TRIAL"
 BEGIN = """
     import os, sys, time
     cpus = sorted(os.sched_getaffinity(0))
-    mode, folder = sys.argv[1:]
-    def said(rank, size, total):
+    mode, folder = sys.argv[-2:]
+    def said(rank, size, total, cpus=cpus):
         path = f"{folder}/{os.getpid()}"
         with open(path + ".part", "w") as file:
             print(rank, size, total, ",".join(map(str, cpus)), file=file)
@@ -81,23 +81,13 @@ MEETING = {
     """,
     # Not ranks, but actors of one program, each on a GPU.
     "ray": """
-        import os, sys, time
         import cuda_cluster.ray, ray
-        which, mode, folder = sys.argv[1:]
+        which = sys.argv[1]
         class Actor:
             def place(self):
                 return sorted(os.sched_getaffinity(0))
-            def meet(self, rank, size, total, cpus):
-                path = f"{folder}/{os.getpid()}"
-                with open(path + ".part", "w") as file:
-                    print(rank, size, total, ",".join(map(str, cpus)), file=file)
-                os.rename(path + ".part", path)
-                while mode != "end" and sum(not it.endswith("part") for it in os.listdir(folder)) < size:
-                    time.sleep(0.02)
-                if mode == "fail" and rank == 1:
-                    os._exit(7)
-                if mode != "end":
-                    time.sleep(600)
+            def meet(self, *who):
+                said(*who)
         ours = which == "ours"
         resources = cuda_cluster.ray.resources() if ours else {}
         ray.init(num_gpus=4, num_cpus=4, resources=resources, include_dashboard=False,
@@ -337,8 +327,7 @@ def main() -> int:
         env = machine(folder)
         for framework in asked:
             program = folder / f"{framework}_ranks.py"
-            begin = "" if framework == "ray" else BEGIN
-            program.write_text(textwrap.dedent(begin) + textwrap.dedent(MEETING[framework]))
+            program.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
                     for name, command in launchers(framework, str(program))]  # fmt: skip
             rows += seen

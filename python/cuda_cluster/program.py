@@ -74,23 +74,24 @@ def environment() -> dict[str, str]:
 
 def set_for_clients(wanted: Mapping[str, str]) -> None:
     """Sets variables of this process, unless somebody else has set them."""
-    theirs = environment()
-    for name, value in wanted.items():
-        if name not in theirs:
-            os.environ[name] = _for_clients[name] = value
+    _set(_for_clients, wanted)
 
 
 def set_for_worker(wanted: Mapping[str, str]) -> None:
     """Sets variables of this process as a worker, instead of those that were set for it before, unless
     somebody else has set them."""
-    theirs = environment()
     while _for_worker:
         name, value = _for_worker.popitem()
         if os.environ.get(name) == value:
             del os.environ[name]
+    _set(_for_worker, wanted)
+
+
+def _set(ours: dict[str, str], wanted: Mapping[str, str]) -> None:
+    theirs = environment()
     for name, value in wanted.items():
         if name not in theirs:
-            os.environ[name] = _for_worker[name] = value
+            os.environ[name] = ours[name] = value
 
 
 def version() -> str:

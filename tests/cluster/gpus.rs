@@ -603,8 +603,9 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
     machine.sandbox.assert_only_the_causes_are_left("dev");
 }
 
-/// Runs ranks on four GPUs of which the first start's rank 1 loses its own; what they said.
-fn run_and_lose_a_gpu(spares: &str) -> Option<crate::sandbox::Said> {
+/// Runs ranks on four GPUs of which the first start's rank 1 loses its own; what they said, and what
+/// those of the second start said, by rank.
+fn run_and_lose_a_gpu(spares: &str) -> Option<(crate::sandbox::Said, Vec<String>)> {
     let machine = Machine::new("a GPU that falls off the bus", "")?;
     let fallen = machine.folder.path().join("fallen");
     let machine = machine.with_nvml_faults(&format!("fallen={}", fallen.display()));
@@ -619,15 +620,16 @@ fn run_and_lose_a_gpu(spares: &str) -> Option<crate::sandbox::Said> {
         ["run", "--name", "lost", "--n-workers", "4", "--restarts", "1", "--spares", spares];
     let said = machine.run(&[&flags[..], &["--", "sh", "-c", script, &fallen]].concat(), &[]);
     machine.sandbox.assert_only_the_causes_are_left("lost");
-    Some(said)
+    assert_eq!(said.code, 0, "{said}");
+    let again = said.stdout.lines().filter(|line| line.starts_with('1'));
+    let mut again: Vec<String> = again.map(str::to_owned).collect();
+    again.sort_unstable();
+    Some((said, again))
 }
 
 #[test]
 fn a_spare_gpu_takes_the_rank_of_one_that_falls_off_the_bus() {
-    let Some(said) = run_and_lose_a_gpu("1") else { return };
-    assert_eq!(said.code, 0, "{said}");
-    let mut lines: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with('1')).collect();
-    lines.sort_unstable();
+    let Some((said, lines)) = run_and_lose_a_gpu("1") else { return };
     let [zero, one, two, three] = &lines[..] else { panic!("{said}") };
     assert!(zero.ends_with(" gpu0") && one.starts_with("1 1/4 ") && one.ends_with(" gpu4"));
     assert!(two.ends_with(" gpu2") && three.ends_with(" gpu3"), "{said}");
@@ -642,10 +644,7 @@ fn a_spare_gpu_takes_the_rank_of_one_that_falls_off_the_bus() {
 
 #[test]
 fn without_a_spare_the_ranks_go_on_without_a_gpu_that_falls_off_the_bus() {
-    let Some(said) = run_and_lose_a_gpu("0") else { return };
-    assert_eq!(said.code, 0, "{said}");
-    let mut lines: Vec<&str> = said.stdout.lines().filter(|line| line.starts_with('1')).collect();
-    lines.sort_unstable();
+    let Some((said, lines)) = run_and_lose_a_gpu("0") else { return };
     assert_eq!(lines, ["1 0/3 0,2,3 gpu0", "1 1/3 0,2,3 gpu2", "1 2/3 0,2,3 gpu3"], "{said}");
     assert!(said.stderr.contains("gpu1: left out: the job has one rank less"), "{said}");
 }

@@ -7,7 +7,7 @@ use crate::command::MeetingError;
 use crate::dask::{self, DaskError};
 use crate::processes::{with_shared_memory, worker};
 use crate::ranks::Ranks;
-use crate::warm;
+use crate::warm::{self, WarmError};
 use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -40,8 +40,8 @@ pub enum LaunchError {
     #[error("the ranks cannot be told of each other by PMIx")]
     Pmix(#[source] ServerError),
     /// The ranks can't be forked from a process that has imported already.
-    #[error("'command.warm': {0}")]
-    NotForked(String),
+    #[error("'command.warm'")]
+    NotForked(#[from] WarmError),
 }
 
 impl From<MeetingError> for LaunchError {
@@ -63,7 +63,8 @@ impl LaunchError {
             ),
             LaunchError::Pmix(ServerError::Missing(_)) => Some(NO_PMIX.to_owned()),
             LaunchError::Rendezvous(_) | LaunchError::Pmix(_) => None,
-            LaunchError::NotForked(_) => {
+            LaunchError::NotForked(WarmError::Write { .. }) => None,
+            LaunchError::NotForked(WarmError::NotPython(_)) => {
                 Some("begin the command with python, or leave 'command.warm' out".to_owned())
             }
             LaunchError::NoProgram => {
@@ -104,9 +105,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         EnginePlan::Native(told) => native(plan, told, around.program),
         EnginePlan::Command(told) => {
             let mut ranks = ranks(told, around).await?;
-            let warm = warm::prepare(told, &plan.workers, around.paths)
-                .map_err(LaunchError::Rendezvous)?;
-            let (first, socket) = warm.unzip();
+            let (first, socket) = warm::prepare(told, &plan.workers, around.paths)?.unzip();
             ranks.iter_mut().for_each(|rank| rank.fork_server.clone_from(&socket));
             (first, ranks)
         }
@@ -203,7 +202,6 @@ async fn ranks(
     told: &CommandPlan,
     around: Surroundings<'_>,
 ) -> Result<Vec<ProcessSpec>, LaunchError> {
-    warm::check(told).map_err(LaunchError::NotForked)?;
     match around.ranks {
         Some(ranks) if !told.argv.is_empty() => Ok(ranks.first().await?),
         _ => Err(LaunchError::NoProgram),

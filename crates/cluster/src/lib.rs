@@ -36,6 +36,7 @@ mod python;
 mod ranks;
 mod report;
 mod run;
+mod secret;
 mod start;
 mod supervising;
 mod takedown;

@@ -5,7 +5,6 @@
 //!
 //! *Invariant:* all ranks of a start are told of the same places to meet, which no other start had.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -13,12 +12,12 @@ use tokio::task::JoinHandle;
 
 use crate::command::{Meeting, MeetingError, SHARED_MEMORY, devices};
 use crate::processes::{rank, with_shared_memory};
+use crate::secret;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::RANKS;
 use cuda_cluster_model::plan::{CommandPlan, Plan, WorkerPlan};
 use cuda_cluster_model::spec::Bootstrap;
 use cuda_cluster_supervise::{Meet, Meeting as Programs, ProcessSpec, Stopper};
-use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// The ranks of a job, whose plan is for this machine.
 #[derive(Debug)]
@@ -77,10 +76,9 @@ impl Ranks {
         }
         // The socket of the start before.
         let _ = std::fs::remove_file(self.paths.socket(RANKS));
-        let _ = std::fs::remove_dir_all(self.paths.pmix());
         let (job, ranks) = (self.plan.name.to_string(), members.len());
         let (told, paths) = (&self.told, &self.paths);
-        let meeting = Meeting::prepare(&job, ranks, told, restart, paths, secret()?).await;
+        let meeting = Meeting::prepare(&job, ranks, told, restart, paths, secret::fresh()?).await;
         let (meeting, hosts) = meeting?;
         let stopper = Arc::clone(&self.stopper);
         let lost = move |why| {
@@ -125,10 +123,4 @@ impl Meet for Ranks {
             Ok(specs.into_iter().map(|spec| spec.program).collect())
         })
     }
-}
-
-fn secret() -> io::Result<Secret> {
-    let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(Secret::new(bytes))
 }

@@ -9,6 +9,7 @@ use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
 use crate::ranks::Ranks;
+use crate::secret;
 use cuda_cluster_machine::os::limits::{self, TooFew};
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
@@ -16,7 +17,6 @@ use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
 use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
-use cuda_cluster_wire::secret::{LENGTH, Secret};
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
@@ -239,7 +239,8 @@ async fn begin(
         let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
         directory.write_private(&paths.topology(), &text)?;
     }
-    directory.write_private(&paths.secret(), secret()?.to_hex().as_bytes())?;
+    let secret = secret::fresh().map_err(|error| UpError::Secret { reason: error.to_string() })?;
+    directory.write_private(&paths.secret(), secret.to_hex().as_bytes())?;
     Ok((launch, ranks))
 }
 
@@ -247,10 +248,4 @@ fn watch(plan: &Plan) -> NvmlWatch {
     let gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()?.uuid.clone());
     let gpus: BTreeSet<_> = gpus.collect();
     NvmlWatch::new(gpus.into_iter().collect())
-}
-
-fn secret() -> Result<Secret, UpError> {
-    let mut bytes = [0; LENGTH];
-    getrandom::fill(&mut bytes).map_err(|error| UpError::Secret { reason: error.to_string() })?;
-    Ok(Secret::new(bytes))
 }

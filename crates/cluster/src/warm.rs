@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::plan::{CommandPlan, Program, WorkerPlan};
-use cuda_cluster_model::spec::{Named, PythonCommand};
+use cuda_cluster_model::spec::{Named, NotPython, PythonCommand};
 use cuda_cluster_supervise::{ProcessSpec, ReadyWhen};
 
 use crate::python::FORK;
@@ -21,15 +21,20 @@ use crate::python::FORK;
 /// The process's name.
 const NAME: &str = "warm";
 
-/// Checks that the ranks of a plan can be forked.
-///
-/// # Errors
-/// With a reason.
-pub(crate) fn check(told: &CommandPlan) -> Result<(), String> {
-    if told.warm.is_empty() || told.argv.is_empty() || PythonCommand::of(&told.argv).is_some() {
-        return Ok(());
-    }
-    Err(format!("{} is not a Python with a program, a module or a text of its own", told.argv[0]))
+/// Why the ranks of a plan can't be forked.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the message says what each field is")]
+pub enum WarmError {
+    /// They don't run a program of Python's.
+    #[error(transparent)]
+    NotPython(#[from] NotPython),
+    /// The run directory can't be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
 }
 
 #[derive(Debug, Serialize)]
@@ -45,15 +50,17 @@ struct Settings<'a> {
 /// was asked for. Its environment is what the ranks' have in common.
 ///
 /// # Errors
-/// If the run directory can't be written.
+/// If the ranks can't be forked, or the run directory can't be written.
 pub(crate) fn prepare(
     told: &CommandPlan,
     workers: &[WorkerPlan],
     paths: &Paths,
-) -> io::Result<Option<(ProcessSpec, PathBuf)>> {
-    let Some(command) = PythonCommand::of(&told.argv).filter(|_| !told.warm.is_empty()) else {
+) -> Result<Option<(ProcessSpec, PathBuf)>, WarmError> {
+    if told.warm.is_empty() {
         return Ok(None);
-    };
+    }
+    let command = PythonCommand::of(&told.argv)?;
+    let failed = |(path, source)| WarmError::Write { path, source };
     let socket = paths.socket(NAME);
     let settings = Settings {
         socket: &socket,
@@ -63,10 +70,10 @@ pub(crate) fn prepare(
         program: &told.argv[command.at],
     };
     let file = paths.root().join("warm.json");
-    std::fs::write(&file, serde_json::to_vec(&settings)?)?;
-    let package = FORK.write(paths.root()).map_err(|(path, error)| {
-        io::Error::new(error.kind(), format!("cannot write {}: {error}", path.display()))
-    })?;
+    let text = serde_json::to_vec(&settings).map_err(io::Error::from);
+    let written = text.and_then(|text| std::fs::write(&file, text));
+    written.map_err(|error| failed((file.clone(), error)))?;
+    let package = FORK.write(paths.root()).map_err(failed)?;
     let mut argv = vec![command.python.to_owned()];
     argv.extend(command.options.iter().cloned());
     argv.extend([package, file].map(|path| path.display().to_string()));

@@ -190,14 +190,10 @@ fn rmm(spec: &ClusterSpec) -> Result<(), Found> {
 fn ranks(spec: &ClusterSpec) -> Result<(), Found> {
     if let (Some(argv), Some(modules)) = (&spec.command.argv, &spec.command.warm)
         && !modules.is_empty()
-        && PythonCommand::of(argv).is_none()
+        && let Err(error) = PythonCommand::of(argv)
     {
-        let program = argv.first().map_or("nothing", String::as_str);
-        return refuse(
-            "command.warm",
-            format!("{program} is not a Python with a program, a module or a text of its own"),
-            "begin the command with python, or leave 'command.warm' out",
-        );
+        let hint = "begin the command with python, or leave 'command.warm' out";
+        return refuse("command.warm", error.to_string(), hint);
     }
     if spec.command.spares.unwrap_or(0) > 0 {
         if spec.command.restarts.unwrap_or(0) == 0 {

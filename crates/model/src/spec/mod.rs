@@ -38,7 +38,7 @@ pub use error::{Problem, SpecError};
 pub use flags::{Flag, Takes, flags, whole};
 pub use gpu_selection::{ChooseBy, ChooseGpus, GpuName, GpuSelection};
 pub use net_devices::NetDevices;
-pub use python::{Named, PythonCommand};
+pub use python::{Named, NotPython, PythonCommand};
 pub use read::{SIZE_LIMIT, from_keys, parse, parse_with};
 pub use schema::schema;
 

@@ -37,9 +37,22 @@ pub struct PythonCommand<'a> {
     pub at: usize,
 }
 
+/// A command that runs no program of Python's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not a Python with a program, a module or a text of its own")]
+pub struct NotPython(String);
+
 impl<'a> PythonCommand<'a> {
-    /// `None` if it runs no program of Python's.
-    pub fn of(argv: &'a [String]) -> Option<Self> {
+    /// Finds the program in a command.
+    ///
+    /// # Errors
+    /// If it runs none of Python's.
+    pub fn of(argv: &'a [String]) -> Result<Self, NotPython> {
+        let program = || argv.first().map_or("nothing", String::as_str).to_owned();
+        Self::found(argv).ok_or_else(|| NotPython(program()))
+    }
+
+    fn found(argv: &'a [String]) -> Option<Self> {
         let python = argv.first()?;
         let name = Path::new(python).file_name()?.to_str()?;
         if !name.starts_with("python") {
@@ -78,6 +91,7 @@ mod tests {
         let found = |text: &str| {
             let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
             PythonCommand::of(&words)
+                .ok()
                 .map(|command| (command.kind, command.at, command.options.len()))
         };
         assert_eq!(found("python train.py --lr 1"), Some((Named::File, 1, 0)));

@@ -134,20 +134,17 @@ impl Core {
         if self.run_to_completion && !scheduler && succeeded {
             return self.stay_stopped(number);
         }
-        let alone = self.together.is_none() || scheduler;
-        if self.state.state.is_first() || self.run_to_completion && alone {
-            self.fail(number, cause.clone());
-            return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
-        }
-        if !scheduler && self.together.is_some() {
+        let first = self.state.state.is_first();
+        let together = self.together.is_some();
+        if together && !scheduler && !first {
             return match succeeded {
                 true => self.stay_stopped(number),
                 false => self.fail_together(number, cause, now),
             };
         }
-        // Ranks that are started together are forked from it.
-        let needed = self.together.is_some();
-        if scheduler && (needed || self.policy.scheduler_death == SchedulerDeath::EndCluster) {
+        // Ranks that are started together may be forked from it.
+        let needed = together || self.policy.scheduler_death == SchedulerDeath::EndCluster;
+        if first || self.run_to_completion || scheduler && needed {
             self.fail(number, cause.clone());
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }

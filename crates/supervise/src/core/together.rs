@@ -85,11 +85,10 @@ impl Core {
             return self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
         together.restarts += 1;
-        let earlier = together.short;
-        together.short = if soon { earlier + 1 } else { 0 };
+        let earlier = if soon { together.short } else { 0 };
+        together.short = earlier + u32::from(soon);
         let jitter = self.random.f64();
         let wait = match earlier {
-            _ if !soon => Moment::ZERO,
             0 => Moment::ZERO,
             more => delay(more - 1, self.policy.backoff.0, self.policy.backoff_max.0, jitter),
         };
