@@ -9,11 +9,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from conftest import BUILT, RUNTIME
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+#: Where MPICH's ranks share memory.
+MPICH = Path("/dev/shm")
 
 #: How many ranks are killed while others write; `scripts/chaos.sh` is for supervisors.
 FAULTS = int(os.environ.get("RESTARTS_FAULTS", "12"))
@@ -80,6 +84,32 @@ def test_all_ranks_start_again_and_meet_anew_when_one_is_killed():
     assert lines(said) == [f"1 {rank} 3 4" for rank in range(3)]
     told = "rank 1: gpu1 was ended by signal 9 (SIGKILL); all ranks are started again (1 of 1)"
     assert f"run: {told}" in said.stderr
+
+
+#: Ranks of MPI, of which one of the first start is killed when all have met.
+ONE_OF_MPI_IS_KILLED = """
+    import os, signal
+    from mpi4py import MPI
+    ranks = MPI.COMM_WORLD
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    total = ranks.allreduce(1 + restart)
+    if restart == 0 and ranks.Get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.Barrier()
+    os.write(1, f"{restart} {ranks.Get_rank()} {ranks.Get_size()} {total}\\n".encode())
+"""
+
+
+def test_mpis_ranks_of_one_start_do_not_meet_what_killed_ones_of_the_same_name_have_left():
+    pytest.importorskip("mpi4py", reason="scripts/setup.sh --tests installs mpi4py and MPICH")
+    before = set(MPICH.glob("mpich_shm_*"))
+    for _ in range(2):
+        said = run(ONE_OF_MPI_IS_KILLED, "--name", "mpi")
+        forget("mpi")
+        assert lines(said) == [f"1 {rank} 3 6" for rank in range(3)]
+    # MPICH's killed ranks leave it, and nobody but MPICH knows whose it is.
+    for left in set(MPICH.glob("mpich_shm_*")) - before:
+        left.unlink(missing_ok=True)
 
 
 def test_a_job_is_started_again_so_often_and_then_fails_as_its_rank_did():

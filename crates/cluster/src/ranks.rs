@@ -78,7 +78,9 @@ impl Ranks {
         let _ = std::fs::remove_file(self.paths.socket(RANKS));
         let (job, ranks) = (self.plan.name.to_string(), members.len());
         let (told, paths) = (&self.told, &self.paths);
-        let meeting = Meeting::prepare(&job, ranks, told, restart, paths, secret::fresh()?).await;
+        let start = format!("{job}-{}", secret::random_name()?);
+        let (names, secret) = ([&*job, &*start], secret::fresh()?);
+        let meeting = Meeting::prepare(names, ranks, told, restart, paths, secret).await;
         let (meeting, hosts) = meeting?;
         let stopper = Arc::clone(&self.stopper);
         let lost = move |why| {

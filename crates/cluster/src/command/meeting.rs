@@ -66,31 +66,30 @@ pub(crate) enum MeetingError {
 
 impl Meeting {
     /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve
-    /// them, if a language needs it.
+    /// them, if a language needs it. `start` is a name that no other start has ever had: MPICH
+    /// names shared memory by it, which killed ranks leave behind.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
     /// # Errors
     /// If the system has no free port, the socket can't be made, or no libpmix serves.
     pub(crate) async fn prepare(
-        job: &str,
+        [job, start]: [&str; 2],
         ranks: usize,
         told: &CommandPlan,
         restart: u32,
         paths: &Paths,
         token: Secret,
     ) -> Result<(Self, Hosts), MeetingError> {
-        // MPICH names shared memory by it, which killed ranks leave behind.
-        let start = if restart == 0 { job.to_owned() } else { format!("{job}.{restart}") };
         let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
         let serves =
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
-            true => Some(Rendezvous::open(&paths.socket(RANKS), &start, ranks, token).await?),
+            true => Some(Rendezvous::open(&paths.socket(RANKS), start, ranks, token).await?),
             false => None,
         };
         let pmix = match told.bootstrap.contains(&Bootstrap::Pmix) {
-            true => Some(pmix::start(&start, ranks, &told.argv, paths).await?),
+            true => Some(pmix::start(start, ranks, &told.argv, paths).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
