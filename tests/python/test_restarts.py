@@ -273,6 +273,19 @@ def test_a_forked_rank_ends_as_its_program_says(end, status):
         forget("end")
 
 
+def test_a_program_that_is_not_there_ends_a_forked_rank_as_it_does_python():
+    said = [
+        run(["/nonexistent.py"], *warm, "--name", "absent", restarts=0, ranks=1) for warm in ((), WARM)
+    ]
+    forget("absent")
+    told = [
+        [line for line in one.stderr.splitlines() if "can't open file '/nonexistent.py'" in line]
+        for one in said
+    ]
+    assert [one.returncode for one in said] == [2, 2]
+    assert told[0] == told[1] and len(told[0]) == 1
+
+
 def test_forked_ranks_are_started_again():
     said = run(ONE_IS_KILLED, "--warm", "socket,decimal", "--name", "forked")
     forget("forked")

@@ -67,10 +67,20 @@ class Rank:
         else:
             main.__file__ = name
             main.__loader__ = importlib.machinery.SourceFileLoader("__main__", name)
-            with io.open_code(name) as file:
-                code = compile(file.read(), name, "exec")
+            code = compile(_text(name), name, "exec")
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
+
+
+def _text(path: str) -> bytes:
+    """A program's text; if it can't be read, this process ends as Python does."""
+    try:
+        with io.open_code(path) as file:
+            return file.read()
+    except OSError as error:
+        what = f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}"
+        print(f"{sys.orig_argv[0]}: {what}", file=sys.stderr)
+        sys.exit(2)
 
 
 class Waiting(Pipe):
