@@ -156,7 +156,8 @@ fn executed_workers_do_what_forked_ones_do() {
 /// Asks a fork server for a process, as the guardian does, and lets it begin or not.
 const FORKED: &str = r#"
 import json, os, signal, socket, sys, tempfile
-from cuda_cluster_dask import birth, fork_server
+from cuda_cluster_dask import fork_server
+from cuda_cluster_fork import birth
 
 PR_SET_CHILD_SUBREAPER = 36
 birth.libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
