@@ -18,6 +18,8 @@ pub(crate) enum Exit {
     NotReady,
     /// 4: verification failed.
     Unverified,
+    /// 5: a job is stalled (`why`).
+    Stalled,
     /// 128+n: ended by signal n.
     Signal(u8),
     /// The exit code of a program that was run on the user's behalf.
@@ -39,6 +41,7 @@ impl Exit {
             Exit::Usage => USAGE,
             Exit::NotReady => NOT_READY,
             Exit::Unverified => 4,
+            Exit::Stalled => 5,
             Exit::Signal(number) => 128u8.saturating_add(number),
             Exit::Program(code) => code,
         }

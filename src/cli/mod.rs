@@ -39,6 +39,7 @@ mod top;
 mod topo;
 mod up;
 mod verify;
+mod why;
 mod workers;
 mod workloads;
 
@@ -83,6 +84,8 @@ enum Command {
     Dashboard(dashboard::Arguments),
     /// Write what is known about a cluster into a file for an issue, without secrets
     Report(report::Arguments),
+    /// Find out why a job hangs: which rank keeps the others waiting, where, and for what
+    Why(why::Arguments),
     /// Explain why a task is not running, or why it ran where it did
     Explain(explain::Arguments),
     /// Print the environment variables that clients of a running cluster need
@@ -158,6 +161,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Events(arguments) => events::run(&arguments),
         Command::Dashboard(arguments) => dashboard::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Why(arguments) => why::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Env(arguments) => env::run(&arguments),
         Command::Restart(arguments) => restart::restart(&arguments),

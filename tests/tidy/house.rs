@@ -6,11 +6,21 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 /// Cargo keeps most of it: what a crate does not depend on it cannot name.
-pub(crate) const FLOORS: [&[&str]; 9] = [
+pub(crate) const FLOORS: [&[&str]; 11] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::plan"],
-    &["model::preflight", "wire", "data::functions", "data::memory", "machine::status"],
+    &[
+        "model::preflight",
+        "wire",
+        "data::functions",
+        "data::memory",
+        "machine::status",
+        "why::evidence",
+        "why::calls",
+    ],
+    &["why::condition", "why::look"],
+    &["why::verdict"],
     &["machine::probe", "machine::os", "cluster::python", "data::copy", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],
     &["cluster"],

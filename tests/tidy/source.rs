@@ -7,8 +7,8 @@ use syn::visit::{self, Visit};
 
 /// The crates below `crates`. A rule sees them as rooms of one house: `crate::os` in `machine` is
 /// `crate::machine::os`, and so is `cuda_cluster_machine::os` elsewhere.
-pub(crate) const CRATES: [&str; 7] =
-    ["model", "wire", "data", "machine", "supervise", "native", "cluster"];
+pub(crate) const CRATES: [&str; 8] =
+    ["model", "wire", "data", "machine", "supervise", "native", "cluster", "why"];
 
 /// A source file.
 #[derive(Clone)]

@@ -1,0 +1,106 @@
+//! What a line of a Python program says of the wait that it is in.
+//!
+//! *Invariant:* a name decides nothing alone: it tells ranks apart that wait anyway.
+
+use crate::evidence::{Frame, Thread};
+
+/// What all ranks have to call together, as the libraries name it: `torch.distributed`, mpi4py
+/// (`allreduce` for objects, `Allreduce` for buffers), JAX, Horovod, RapidsMPF.
+const COLLECTIVES: [&str; 34] = [
+    "all_reduce",
+    "allreduce",
+    "Allreduce",
+    "barrier",
+    "Barrier",
+    "monitored_barrier",
+    "bcast",
+    "Bcast",
+    "broadcast",
+    "broadcast_object_list",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "allgather",
+    "Allgather",
+    "Allgatherv",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "Reduce_scatter",
+    "gather",
+    "Gather",
+    "scatter",
+    "Scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "alltoall",
+    "Alltoall",
+    "Alltoallv",
+    "reduce",
+    "Reduce",
+    "init_process_group",
+    "sync_global_devices",
+    "Split",
+    "Ibarrier",
+];
+
+/// Frames that are looked at, from the innermost.
+const DEPTH: usize = 10;
+
+/// The collective operation that a thread is in, and the line of the program that called it.
+pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
+    for (at, frame) in thread.frames.iter().take(DEPTH).enumerate() {
+        // Python 3.11 says `World.all_reduce`, earlier ones `all_reduce`.
+        let name = frame.function.rsplit('.').next().unwrap_or_default();
+        if COLLECTIVES.contains(&name) {
+            return Some((name.to_owned(), program(&thread.frames[at + 1..])));
+        }
+    }
+    // An extension in C has no frame of its own.
+    let leaf = thread.frames.first()?;
+    let code = leaf.code.as_deref()?;
+    let called = |name: &&&str| code.contains(&format!(".{name}("));
+    let name = COLLECTIVES.iter().filter(called).max_by_key(|name| name.len())?;
+    Some(((*name).to_owned(), program(&thread.frames)))
+}
+
+/// The innermost frame of the program itself: neither Python's library nor an installed package.
+pub(crate) fn program(frames: &[Frame]) -> Option<&Frame> {
+    let own = |frame: &&Frame| {
+        let file = &frame.file;
+        !(file.contains("/site-packages/")
+            || file.contains("/dist-packages/")
+            || file.contains("/lib/python3")
+            || file.starts_with('<'))
+    };
+    frames.iter().find(own).or(frames.first())
+}
+
+/// Whether a thread is importing a module.
+pub(crate) fn imports(thread: &Thread) -> bool {
+    let mut frames = thread.frames.iter().take(DEPTH);
+    frames.any(|frame| frame.function == "_find_and_load" && frame.file.contains("importlib"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(function: &str, file: &str, code: &str) -> Frame {
+        Frame { function: function.into(), file: file.into(), line: 3, code: Some(code.into()) }
+    }
+
+    #[test]
+    fn a_collective_is_known_by_its_function_or_by_the_line_that_calls_c() {
+        let wait = frame("wait", "/x/site-packages/torch/distributed/c10d.py", "work.wait()");
+        let reduce =
+            frame("Group.all_reduce", "/x/site-packages/torch/distributed/c10d.py", "return f()");
+        let step = frame("step", "/home/me/train.py", "dist.all_reduce(x)");
+        let thread = Thread { frames: vec![wait, reduce, step.clone()], ..Thread::default() };
+        assert_eq!(collective(&thread), Some(("all_reduce".to_owned(), Some(&step))));
+        let leaf = frame("main", "/home/me/solve.py", "comm.Allreduce(a, b)");
+        let thread = Thread { frames: vec![leaf.clone()], ..Thread::default() };
+        assert_eq!(collective(&thread), Some(("Allreduce".to_owned(), Some(&leaf))));
+        let other = frame("main", "/home/me/solve.py", "functools.reducer(a)");
+        assert_eq!(collective(&Thread { frames: vec![other], ..Thread::default() }), None);
+    }
+}

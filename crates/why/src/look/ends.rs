@@ -1,0 +1,210 @@
+//! What a process's descriptors lead to, and who has the other ends.
+//!
+//! *Invariant:* a process at the other end is named only if it was seen to have it open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use super::procfs::numbers;
+use super::sockets::Sockets;
+use crate::evidence::{Connection, End, Holder};
+
+/// Who of all processes has which pipes and sockets open.
+#[derive(Default)]
+pub(super) struct Holders {
+    by_inode: BTreeMap<u64, BTreeSet<(u32, i32)>>,
+}
+
+impl Holders {
+    /// Reads the descriptors of every process that this one may look at.
+    pub(super) fn look() -> Self {
+        let mut holders = Self::default();
+        for pid in numbers::<u32>("/proc") {
+            let folder = format!("/proc/{pid}/fd");
+            for number in numbers::<i32>(&folder) {
+                let link = fs::read_link(format!("{folder}/{number}")).unwrap_or_default();
+                if let Some(inode) = link.to_str().and_then(inode) {
+                    holders.by_inode.entry(inode).or_default().insert((pid, number));
+                }
+            }
+        }
+        holders
+    }
+
+    /// Processes that have it open, other than `but`.
+    pub(super) fn others(&self, inode: u64, but: u32) -> impl Iterator<Item = (u32, i32)> {
+        let found = self.by_inode.get(&inode).into_iter().flatten();
+        found.copied().filter(move |(pid, _)| *pid != but)
+    }
+}
+
+/// The number in `pipe:[12]` and `socket:[12]`.
+fn inode(link: &str) -> Option<u64> {
+    let (kind, rest) = link.split_once(":[")?;
+    matches!(kind, "pipe" | "socket").then(|| rest.strip_suffix(']')?.parse().ok()).flatten()
+}
+
+/// All descriptors of a job.
+pub(super) struct Ends<'a> {
+    pub(super) holders: &'a Holders,
+    pub(super) sockets: &'a Sockets,
+    /// The rank of each process of the job.
+    pub(super) ranks: &'a BTreeMap<u32, String>,
+}
+
+impl Ends<'_> {
+    /// What a descriptor leads to; `None` if it is not open (any more).
+    pub(super) fn of(&self, pid: u32, number: i32) -> Option<End> {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).ok()?;
+        let link = link.to_string_lossy().into_owned();
+        if let Some(inode) = inode(&link) {
+            return Some(if link.starts_with("pipe") {
+                self.pipe(pid, number, inode)
+            } else {
+                self.socket(pid, inode)
+            });
+        }
+        Some(match link.as_str() {
+            _ if link.starts_with("anon_inode:") => End::Event,
+            _ if link.starts_with("/dev/pts/") || link.starts_with("/dev/tty") => {
+                End::Terminal { path: link }
+            }
+            _ if link.starts_with('/') => {
+                End::File { filesystem: filesystem(pid, &link), path: link }
+            }
+            _ => End::Other(link),
+        })
+    }
+
+    fn pipe(&self, pid: u32, number: i32, inode: u64) -> End {
+        let direction = writes(pid, number);
+        let others = self.holders.others(inode, pid);
+        let others: BTreeSet<u32> = others
+            .filter(|(pid, number)| writes(*pid, *number) != direction)
+            .map(|it| it.0)
+            .collect();
+        End::Pipe { inode, others: others.into_iter().map(|pid| self.holder(pid)).collect() }
+    }
+
+    fn socket(&self, pid: u32, inode: u64) -> End {
+        if let Some(address) = self.sockets.listener(inode) {
+            return End::Listener { address };
+        }
+        match self.inodes(pid).iter().position(|one| *one == inode) {
+            Some(place) => End::Connection(place),
+            None => End::Other("socket".to_owned()),
+        }
+    }
+
+    /// The connections of a process.
+    pub(super) fn connections(&self, pid: u32) -> Vec<Connection> {
+        self.inodes(pid).into_iter().filter_map(|inode| self.connection(pid, inode)).collect()
+    }
+
+    /// The sockets of a process that are connections, in order.
+    fn inodes(&self, pid: u32) -> Vec<u64> {
+        let folder = format!("/proc/{pid}/fd");
+        let link = |number: i32| fs::read_link(format!("{folder}/{number}")).ok();
+        let links = numbers::<i32>(&folder).filter_map(link);
+        let found: BTreeSet<u64> = links.filter_map(|link| inode(link.to_str()?)).collect();
+        found.into_iter().filter(|inode| self.sockets.is_connection(*inode)).collect()
+    }
+
+    fn connection(&self, pid: u32, inode: u64) -> Option<Connection> {
+        let (mut connection, peer) = self.sockets.connection(inode)?;
+        // Both ends may be this process's own, or a child may still have its parent's.
+        let holders = peer.map(|peer| self.holders.others(peer, pid).map(|it| it.0));
+        let holders: BTreeSet<u32> = holders.into_iter().flatten().collect();
+        connection.peer = holders.into_iter().next_back().map(|pid| self.holder(pid));
+        Some(connection)
+    }
+
+    fn holder(&self, pid: u32) -> Holder {
+        Holder { pid, rank: self.ranks.get(&pid).cloned() }
+    }
+}
+
+/// Whether a descriptor is open for writing.
+fn writes(pid: u32, number: i32) -> bool {
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
+/// The descriptors that an epoll instance watches.
+pub(super) fn watched(pid: u32, number: i32) -> Vec<i32> {
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+    let lines = info.lines().filter_map(|line| line.strip_prefix("tfd:"));
+    lines.filter_map(|line| line.split_ascii_whitespace().next()?.parse().ok()).collect()
+}
+
+/// Who has a lock on the file that a descriptor leads to, `/proc/locks`.
+pub(super) fn lock_holder(pid: u32, number: i32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = fs::metadata(format!("/proc/{pid}/fd/{number}")).ok()?.ino();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    lock_on(&locks, inode, pid)
+}
+
+/// `1: POSIX  ADVISORY  WRITE 1234 08:01:5678 0 EOF`; lines of those that wait have an arrow.
+fn lock_on(locks: &str, inode: u64, but: u32) -> Option<u32> {
+    let held = locks.lines().filter(|line| !line.contains("->"));
+    let holder = held.filter_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(4);
+        let (pid, file) = (words.next()?.parse::<u32>().ok()?, words.next()?);
+        (file.rsplit(':').next()?.parse() == Ok(inode)).then_some(pid)
+    });
+    holder.into_iter().find(|pid| *pid != but)
+}
+
+/// The kind of file system that a path is on, by the process's own mounts. The path is not looked
+/// at, because that could hang, too.
+pub(super) fn filesystem(pid: u32, path: &str) -> Option<String> {
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
+    mounted(&mounts, path)
+}
+
+fn mounted(mounts: &str, path: &str) -> Option<String> {
+    let entries = mounts.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let place = before.split(' ').nth(4)?.replace("\\040", " ");
+        let inside = path.strip_prefix(place.trim_end_matches('/'))?;
+        let below = inside.is_empty() || inside.starts_with('/');
+        below.then(|| (place.len(), after.split(' ').next().unwrap_or_default().to_owned()))
+    });
+    // The last of equal ones lies on top.
+    entries.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_system_is_that_of_the_nearest_mount() {
+        let mounts = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /data rw - nfs4 host:/x rw\n\
+                      3 1 0:6 / /data2 rw - fuse.s3 s3 rw\n";
+        assert_eq!(mounted(mounts, "/data/x").as_deref(), Some("nfs4"));
+        assert_eq!(mounted(mounts, "/data2").as_deref(), Some("fuse.s3"));
+        assert_eq!(mounted(mounts, "/database").as_deref(), Some("ext4"));
+        assert_eq!(mounted(mounts, "relative"), None);
+    }
+
+    #[test]
+    fn the_holder_of_a_lock_is_not_one_that_waits() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 12 08:01:99 0 EOF\n\
+                     1: -> FLOCK  ADVISORY  WRITE 13 08:01:99 0 EOF\n";
+        assert_eq!(lock_on(locks, 99, 13), Some(12));
+        assert_eq!(lock_on(locks, 98, 13), None);
+        assert_eq!(lock_on(locks, 99, 12), None, "it does not wait for itself");
+    }
+
+    #[test]
+    fn only_pipes_and_sockets_have_other_ends() {
+        assert_eq!(inode("pipe:[12]"), Some(12));
+        assert_eq!(inode("socket:[9]"), Some(9));
+        assert_eq!(inode("anon_inode:[eventpoll]"), None);
+        assert_eq!(inode("/tmp/pipe:[x"), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! `why`: who keeps a job waiting, and for what.
+//!
+//! *Invariant:* the program is not asked, stopped or changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::failure::{Exit, Failure};
+use super::sanitize::plain;
+use super::{input, output, reach};
+use crate::ids::ClusterName;
+use crate::supervise::{ClusterState, ProcessState};
+use cuda_cluster_why::evidence::{Evidence, Rank, VERSION};
+use cuda_cluster_why::look::{Limits, look};
+use cuda_cluster_why::verdict::{Condition, Standing};
+use cuda_cluster_why::{Verdict, judge};
+
+/// The longest bundle that is read: 1,000 processes of 100 threads have less.
+const LONGEST_BUNDLE: usize = 256 << 20;
+
+/// Arguments of `why`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Exit codes: 0 the job is not stalled; 5 it is stalled; 1 it could not be told.
+
+Examples:
+  cuda-cluster why train
+  cuda-cluster why train --save train.json         # also keeps what was seen
+  cuda-cluster why --bundle train.json             # judges it again, elsewhere
+  cuda-cluster why train -o json | jq .verdict")]
+pub(super) struct Arguments {
+    /// The cluster or the job of 'run'; optional if only one is running
+    name: Option<ClusterName>,
+    /// Write what was seen into a file: no environment, no arguments, but lines of source code
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Judge what '--save' has written, instead of looking
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "save"])]
+    bundle: Option<PathBuf>,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
+    output: output::Form,
+}
+
+/// What `why -o json` prints.
+#[derive(Serialize)]
+struct Answer<'a> {
+    version: u32,
+    verdict: &'a Verdict,
+    evidence: &'a Evidence,
+}
+
+/// Looks, judges and prints.
+pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    let evidence = match &arguments.bundle {
+        Some(path) => read(path)?,
+        None => seen(arguments.name.as_ref())?,
+    };
+    if let Some(path) = &arguments.save {
+        save(path, &evidence)?;
+    }
+    let verdict = judge(&evidence);
+    match arguments.output {
+        output::Form::Json => {
+            let (verdict, evidence) = (&verdict, &evidence);
+            output::print_json(&Answer { version: VERSION, verdict, evidence })?;
+        }
+        output::Form::Table => output::print_text(&shown(&verdict, &evidence))?,
+    }
+    Ok(match verdict.standing {
+        Standing::Stalled => Exit::Stalled,
+        Standing::CannotTell => Exit::Failed,
+        Standing::Waiting | Standing::Working | Standing::Idle => Exit::Done,
+    })
+}
+
+fn seen(name: Option<&ClusterName>) -> Result<Evidence, Failure> {
+    let found = reach::find(name)?;
+    // A supervisor that does not answer is no obstacle: what it has said last is in its directory.
+    let answer = reach::block_on(found.control().read::<ClusterState>("/v1/state"));
+    let state = match answer {
+        Ok(state) => state,
+        Err(error) => match stored(&found.paths.state()) {
+            Some(state) => {
+                output::note(&"the supervisor does not answer; these are its last known processes");
+                state
+            }
+            None => return Err(error),
+        },
+    };
+    let processes = state.scheduler.iter().chain(&state.workers);
+    Ok(look(processes.map(rank).collect(), Limits::default()))
+}
+
+fn stored(path: &Path) -> Option<ClusterState> {
+    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+}
+
+fn rank(process: &ProcessState) -> Rank {
+    let written = fs::metadata(&process.log).and_then(|log| log.modified()).ok();
+    let silent = written.and_then(|at| SystemTime::now().duration_since(at).ok());
+    let ended = process.last_exit.as_ref().filter(|_| process.pid.is_none());
+    Rank {
+        name: process.name.clone(),
+        pid: process.pid,
+        number: process.rank,
+        ended: ended.map(|last| last.reason.clone()),
+        silent_for_ms: silent.and_then(|silent| u64::try_from(silent.as_millis()).ok()),
+    }
+}
+
+fn read(path: &Path) -> Result<Evidence, Failure> {
+    let text = input::read(path, LONGEST_BUNDLE).map_err(|error| error.failure("bundle", path))?;
+    let unusable = |error: anyhow::Error| {
+        let error = error.context(format!("{} is not what 'why --save' writes", path.display()));
+        Failure::new(Exit::Usage, error)
+    };
+    let evidence: Evidence = serde_json::from_str(&text).map_err(|error| unusable(error.into()))?;
+    if evidence.version != VERSION {
+        let found = evidence.version;
+        let error = format!("it has version {found}, and this program reads version {VERSION}");
+        return Err(unusable(anyhow::Error::msg(error)));
+    }
+    Ok(evidence)
+}
+
+fn save(path: &Path, evidence: &Evidence) -> Result<(), Failure> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let unwritable = |error: anyhow::Error| {
+        Failure::new(Exit::Failed, error.context(format!("cannot write {}", path.display())))
+    };
+    let text = serde_json::to_vec_pretty(evidence).map_err(|error| unwritable(error.into()))?;
+    let mut options = fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(&text)).map_err(|error| unwritable(error.into()))
+}
+
+/// The verdict, then each group of ranks with where it is.
+fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
+    let mut text = format!("{}\n\n", wrapped(&verdict.text, ""));
+    for group in &verdict.groups {
+        let odd = group.ranks.iter().any(|rank| verdict.odd.contains(rank));
+        let mark = if odd { "*" } else { " " };
+        let ranks = group.ranks.join(", ");
+        let what = format!("{mark} {ranks}: {}", lasting(&group.condition));
+        text.push_str(&format!("{}\n", wrapped(&what, "    ")));
+        if let Some(place) = &group.condition.place {
+            text.push_str(&format!("    {}\n", plain(place)));
+        }
+        if let Some(code) = &group.condition.code {
+            text.push_str(&format!("        {}\n", plain(code)));
+        }
+    }
+    for unseen in &evidence.unseen {
+        let line = format!("not seen: {}: {}", unseen.what, unseen.why);
+        text.push_str(&format!("{}\n", wrapped(&line, "    ")));
+    }
+    text
+}
+
+fn lasting(condition: &Condition) -> String {
+    match condition.for_ms.map(|millis| millis / 1000).filter(|seconds| *seconds > 0) {
+        Some(seconds) => format!("{} (has not run for {seconds} s)", condition.text),
+        None => condition.text.clone(),
+    }
+}
+
+fn wrapped(text: &str, indent: &str) -> String {
+    let width = output::columns().unwrap_or(100).max(20);
+    let lines = crate::text::wrapped(&plain(text), width.saturating_sub(indent.len()));
+    lines.join(&format!("\n{indent}"))
+}

@@ -1,0 +1,176 @@
+"""A job in which something is wrong, by name: `causes.py NAME`. Rank 2 is the odd one."""
+
+import ctypes
+import fcntl
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meet import RANK, SIZE, World
+
+#: The rank in which it is.
+ODD = 2
+HERE = Path(os.environ["STALLS_FOLDER"])
+
+
+def stopped(world: World) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def other_collective(world: World) -> None:
+    world.broadcast(1.0)
+
+
+def sleeping(world: World) -> None:
+    time.sleep(3600)
+
+
+def own_lock(world: World) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def lock_order(world: World) -> None:
+    one, other = threading.Lock(), threading.Lock()
+    ready = threading.Barrier(2)
+
+    def second() -> None:
+        with other:
+            ready.wait()
+            with one:
+                pass
+
+    thread = threading.Thread(target=second, name="second")
+    thread.start()
+    with one:
+        ready.wait()
+        with other:
+            pass
+
+
+def queue_without_writer(world: World) -> None:
+    queue.Queue().get()
+
+
+def pipe_without_reader(world: World) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(3600)"], stdin=subprocess.PIPE
+    )
+    assert child.stdin is not None
+    child.stdin.write(b"x" * (1 << 20))
+    child.stdin.flush()
+
+
+def child_that_sleeps(world: World) -> None:
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(3600)"], check=True)
+
+
+def child_that_is_stopped(world: World) -> None:
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    child = subprocess.Popen([sys.executable, "-c", stop], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.read()
+
+
+def loader_that_sleeps(world: World) -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(time.sleep, [3600, 3600])
+
+
+def fork_with_a_lock(world: World) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    child = os.fork()
+    if not child:
+        lock.acquire()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def file_lock(world: World) -> None:
+    path = HERE / "lock"
+    holder = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(flush=True); time.sleep(3600)"
+    other = subprocess.Popen([sys.executable, "-c", holder, path], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def silent_server(world: World) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    link = socket.create_connection(listener.getsockname())
+    link.recv(1)
+
+
+def interpreter_hog(world: World) -> None:
+    def hog() -> None:
+        # `ctypes.PyDLL` keeps the interpreter's lock.
+        ctypes.PyDLL(None).sleep(3600)
+
+    threading.Thread(target=hog, name="hog", daemon=True).start()
+    time.sleep(0.1)
+
+
+def busy(world: World) -> None:
+    while True:
+        pass
+
+
+def import_lock(world: World) -> None:
+    (HERE / "slow_module.py").write_text("import time\ntime.sleep(3600)\n")
+    sys.path.insert(0, str(HERE))
+    threading.Thread(target=__import__, args=("slow_module",), daemon=True).start()
+    time.sleep(0.3)
+    __import__("slow_module")
+
+
+def barrier_of_wrong_size(world: World) -> None:
+    barrier = threading.Barrier(2)
+    barrier.wait()
+
+
+def thread_join(world: World) -> None:
+    thread = threading.Thread(target=time.sleep, args=(3600,), name="helper")
+    thread.start()
+    thread.join()
+
+
+def two_ranks_in_a_circle(world: World) -> None:
+    world.receive(0)
+
+
+def named_pipe(world: World) -> None:
+    path = HERE / "fifo"
+    os.mkfifo(path)
+    path.read_bytes()
+
+
+CAUSES: dict[str, Callable[[World], None]] = {
+    name: one
+    for name, one in list(globals().items())
+    if callable(one) and getattr(one, "__module__", "") == "__main__"
+}
+
+
+def main() -> None:
+    world = World()
+    world.barrier()
+    if RANK == ODD:
+        CAUSES[sys.argv[1]](world)
+    elif RANK == 0 and sys.argv[1] == "two_ranks_in_a_circle":
+        world.receive(ODD)
+    world.all_reduce(float(SIZE))
+
+
+if __name__ == "__main__":
+    main()
