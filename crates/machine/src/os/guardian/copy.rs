@@ -10,7 +10,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::os::exhausted::Explained;
 use cuda_cluster_wire::output::Stream;
 
 /// The file, which is opened for the first bytes at the latest.
@@ -62,7 +61,7 @@ impl Copy {
         let written = file.and_then(|file| file.write_all(bytes));
         written.map_err(|error| {
             self.state = State::Given;
-            Explained(&error).to_string()
+            error.to_string()
         })
     }
 }
