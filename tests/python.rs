@@ -66,6 +66,11 @@ fn ranks_are_started_again_together_and_forked() {
 }
 
 #[test]
+fn what_ranks_write_is_also_in_files() {
+    told_by("test_output.py");
+}
+
+#[test]
 fn a_process_of_another_pool_binds_itself() {
     told_by("test_bind.py");
 }

@@ -17,6 +17,7 @@ use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, Up
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
+use crate::plan::EnginePlan;
 use crate::spec::{ClusterSpec, EngineKind, Request};
 use crate::supervise::record::{Record, What};
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
@@ -112,7 +113,13 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
     let program = os::process::own_program();
-    let form = OutputForm { separate_streams: !output::streams_are_one() };
+    let copies = match &plan.engine {
+        EnginePlan::Command(told) => told.output_dir.as_deref(),
+        EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
+    };
+    // Each stream has a copy of its own.
+    let separate_streams = copies.is_some() || !output::streams_are_one();
+    let form = OutputForm { separate_streams };
     let lifetime = Lifetime::Owned;
     let start = Start { program: &program, lifetime, attended: true, output: Some(form) };
     let (mut supervisor, pipe) = Detached::spawn(prepared, start).await.map_err(up::refused)?;
@@ -140,7 +147,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
         };
         match report {
             Some(Report::Ended { outcome, state }) => break Some((outcome, state)),
-            Some(Report::Event(record)) => tell(&record),
+            Some(Report::Event(record)) => tell(&record, copies),
             Some(_) => {}
             None => break None,
         }
@@ -181,12 +188,23 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     }
 }
 
-/// Says that the ranks are started again, and with whom.
-fn tell(record: &Record) {
+/// Says that the ranks are started again, with whom, and where their output is (`copies`), and
+/// what of that cannot be written.
+fn tell(record: &Record, copies: Option<&Path>) {
     match &record.what {
-        What::Regrouping { restart, limit, rank, cause, .. } => output::status(&format!(
-            "run: rank {rank}: {}; all ranks are started again ({restart} of {limit})",
-            cause.text
+        What::Regrouping { restart, limit, rank, cause, .. } => {
+            let place = copies.map(|copies| copies.join(format!("restart{restart}")));
+            let place = place.map_or_else(String::new, |place| {
+                format!("; their output goes to {}", place.display())
+            });
+            output::status(&format!(
+                "run: rank {rank}: {}; all ranks are started again ({restart} of {limit}){place}",
+                cause.text
+            ));
+        }
+        What::NotCopied { path, reason } => output::status(&format!(
+            "run: {} is not written any more: {reason}; the ranks go on",
+            path.display()
         )),
         What::Replaced { .. } => output::status(&format!("run: {}", sentence(record))),
         _ => {}

@@ -277,6 +277,9 @@ pub(super) fn sentence(record: &Record) -> String {
         What::Replaced { by: Some(spare) } => format!("replaced by {spare}"),
         What::Replaced { by: None } => "left out: the job has one rank less".to_owned(),
         What::Failed { reason } => format!("failed: {reason}"),
+        What::NotCopied { path, reason } => {
+            format!("{} is not written any more: {reason}", path.display())
+        }
         What::Note { text } => text.clone(),
     };
     format!("{who}: {what}")

@@ -198,6 +198,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         run_to_completion: false,
         scheduler_stays: false,
         workers_wait: false,
+        output_dir: None,
         to_be_verified: false,
         first_alone: false,
         together: None,

@@ -103,6 +103,7 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("command.restarts", "engine: command", "2"),
     ("command.spares", "{engine: command, command: {restarts: 1}}", "1"),
     ("command.warm", "engine: command", "[json]"),
+    ("command.output_dir", "engine: command", "/tmp/output"),
     ("native.program", "", "/opt/mine"),
     ("native.placement", "", "round-robin"),
     ("native.record_events", "", "events"),

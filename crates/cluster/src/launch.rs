@@ -144,6 +144,10 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         together,
         to_be_verified: around.to_be_verified,
         run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
+        output_dir: match &plan.engine {
+            EnginePlan::Command(told) => told.output_dir.clone(),
+            EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
+        },
         notes,
     })
 }

@@ -104,7 +104,9 @@ fn named(plan: &Plan) -> Vec<Named<'_>> {
     let mut named: Vec<Named<'_>> =
         vec![("worker.pid_file", Use::Write, plan.supervision.pid_file.as_deref())];
     match &plan.engine {
-        EnginePlan::Command(_) => {}
+        EnginePlan::Command(command) => {
+            named.push(("command.output_dir", Use::WriteInto, command.output_dir.as_deref()));
+        }
         EnginePlan::Native(native) => named.extend([
             ("worker.local_directory", Use::WriteInto, native.local_directory.as_deref()),
             ("native.program", Use::Run, native.program.as_deref()),
@@ -148,6 +150,7 @@ pub fn unusable_paths(spec: &ClusterSpec) -> Vec<PathError> {
         EngineKind::Command => {
             let program = spec.command.argv.as_deref().and_then(<[_]>::first).map(Path::new);
             named.push(("command.argv", Use::Run, program));
+            named.push(("command.output_dir", Use::WriteInto, path(&spec.command.output_dir)));
         }
         EngineKind::Dask => {
             named.extend([

@@ -87,6 +87,9 @@ pub struct Launch {
     /// ([`Supervisor::verified`]).
     #[serde(default)]
     pub to_be_verified: bool,
+    /// Directory that also gets what each worker writes.
+    #[serde(default)]
+    pub output_dir: Option<PathBuf>,
     /// Requests that could not be satisfied, for display.
     #[serde(default)]
     pub notes: Vec<String>,

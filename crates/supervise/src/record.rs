@@ -5,6 +5,7 @@
 //! *Invariant:* a record can be understood without earlier ones.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +123,12 @@ pub enum What {
     },
     /// A process is not restarted any more.
     Failed { reason: String },
+    /// The copy of a process's output is not written any more.
+    NotCopied {
+        /// The file.
+        path: PathBuf,
+        reason: String,
+    },
     /// Something that nobody has to act on, but that explains what is seen.
     Note { text: String },
 }

@@ -195,4 +195,7 @@ pub struct CommandPlan {
     /// Python modules that are imported once, before the ranks are forked.
     #[serde(default)]
     pub warm: Vec<String>,
+    /// Directory that also gets what each rank writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_dir: Option<PathBuf>,
 }

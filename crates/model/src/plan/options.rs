@@ -47,6 +47,7 @@ fn command(context: &Context<'_>) -> CommandPlan {
         restarts: asked.restarts.unwrap_or(0),
         spares: asked.spares.unwrap_or(0) * each,
         warm: asked.warm.clone().unwrap_or_default(),
+        output_dir: asked.output_dir.as_ref().map(PathBuf::from),
     }
 }
 

@@ -371,6 +371,8 @@ flags! {
         command.spares: Whole "spares" "N";
         /// Python modules to import once, before the ranks are forked, such as torch
         command.warm: Names "warm" "MODULES" list;
+        /// Directory that also gets what each rank writes: rank0.out, rank0.err, …
+        command.output_dir: Path "output-dir" "DIR";
     }
     "Dask engine" {
         /// Protocol: tcp, tls, direct, ucx, ucxx

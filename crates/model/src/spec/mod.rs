@@ -166,7 +166,8 @@ impl ClusterSpec {
         let TlsSpec { ca_file, cert, key } = &mut self.tls;
         let WorkerSpec { local_directory, pid_file, .. } = &mut self.worker;
         let (scheduler, logs) = (&mut self.scheduler.file, &mut self.rmm.log_directory);
-        let paths = [ca_file, cert, key, local_directory, pid_file, scheduler, logs];
+        let output = &mut self.command.output_dir;
+        let paths = [ca_file, cert, key, local_directory, pid_file, scheduler, logs, output];
         let DaskSpec { python, preload, .. } = &mut self.dask;
         let programs = [&mut self.native.program, python, &mut self.ucx.library];
         let command = self.command.argv.iter_mut().flatten().take(1);

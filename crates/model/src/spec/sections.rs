@@ -332,6 +332,10 @@ section! {
         /// that they start at once. For programs of Python; what is imported must neither start
         /// threads nor open a GPU. Default: none.
         warm: Vec<String>,
+        /// Directory for what ranks write, beside where it is shown: `rank0.out` and `rank0.err`,
+        /// byte for byte; of the first restart `restart1/rank0.out`, and so on. Files of an earlier
+        /// job are replaced. Default: none.
+        output_dir: String,
     }
 }
 

@@ -15,6 +15,7 @@ mod teardown;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -272,6 +273,7 @@ impl Actor {
                 self.unheard.remove(&key);
                 Some(Event::NotStarted { key, reason })
             }
+            Report::NotCopied { key, path, reason } => Some(Event::NotCopied { key, path, reason }),
             Report::Exited { key, exit } => {
                 self.report_end(key, exit);
                 None
@@ -376,7 +378,9 @@ impl Actor {
             log_rotate_bytes: self.launch.supervision.log_rotate_bytes,
             log_keep: self.launch.supervision.log_keep,
             deliver_as: self.output.as_ref().and(self.rank(slot)),
-            separate_streams: self.output.as_ref().is_some_and(|output| output.separate_streams),
+            separate_streams: self.launch.output_dir.is_some()
+                || self.output.as_ref().is_some_and(|output| output.separate_streams),
+            copy: self.copy(slot),
             cgroup: None,
             fork_server: spec.fork_server.clone(),
         };
@@ -397,6 +401,17 @@ impl Actor {
     fn rank(&self, slot: SlotNumber) -> Option<u32> {
         let worker = slot.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
         u32::try_from(worker).ok()
+    }
+
+    /// Where a worker's output also goes. Each start has files of its own.
+    fn copy(&self, slot: SlotNumber) -> Option<PathBuf> {
+        let (directory, place) = (self.launch.output_dir.as_ref()?, self.rank(slot)?);
+        let (rank, restart) = self.core.rank_and_restart(slot);
+        let name = format!("rank{}", rank.unwrap_or(place));
+        Some(match restart {
+            0 => directory.join(name),
+            restart => directory.join(format!("restart{restart}")).join(name),
+        })
     }
 
     fn instructions(&self, spec: &ProcessSpec) -> Instructions {

@@ -43,6 +43,8 @@ pub(crate) enum Event {
     Gpu { slot: SlotNumber, finding: GpuFinding },
     /// The crash bundle of an exit was written.
     Bundled { slot: SlotNumber, at: String, path: PathBuf, gpu_errors: Vec<GpuError> },
+    /// The copy of a process's output is not written any more.
+    NotCopied { key: Key, path: PathBuf, reason: String },
     /// A remark to record; what `lasts` is shown with the state until the next about the same.
     Noted { about: Subject, text: String, lasts: bool },
     /// The end was requested.

@@ -24,6 +24,7 @@ mod together;
 mod world;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use super::record::What;
@@ -180,6 +181,15 @@ impl Core {
         self.slots.get(slot)?.key
     }
 
+    /// A worker's rank in its present start, if ranks start together, and how many starts there
+    /// were before.
+    pub(super) fn rank_and_restart(&self, slot: SlotNumber) -> (Option<u32>, u32) {
+        let shown = self.slots.get(slot).map(|slot| &slot.shown);
+        let restarts = shown.map_or(0, |shown| shown.restarts);
+        let together = self.together.as_ref().map(Together::restarts);
+        (shown.and_then(|shown| shown.rank), together.unwrap_or(restarts))
+    }
+
     /// The percentage of its memory limit at which a slot's process is killed; `None` for never.
     pub(super) fn kill_percent(&self, slot: SlotNumber) -> Option<f64> {
         self.slots.get(slot)?.kill_percent
@@ -222,6 +232,7 @@ impl Core {
             Event::Bundled { slot, at, path, gpu_errors } => {
                 self.bundled(slot, &at, path, gpu_errors, now);
             }
+            Event::NotCopied { key, path, reason } => self.not_copied(key, path, reason, now),
             Event::Noted { about, text, lasts } => {
                 if let Some(before) = self.lasting.remove(&about) {
                     self.state.notes.retain(|note| *note != before);
@@ -249,6 +260,11 @@ impl Core {
             }
             Event::Tick => {}
         }
+    }
+
+    fn not_copied(&mut self, key: Key, path: PathBuf, reason: String, now: Moment) {
+        self.state.notes.push(format!("{} is not written any more: {reason}", path.display()));
+        self.record(now, self.slot_of(key), What::NotCopied { path, reason });
     }
 
     // ---- messages from processes

@@ -47,6 +47,11 @@ impl Together {
         Self { limit, restarts: 0, short: 0, members, stage: Stage::Running }
     }
 
+    /// How often they have been started again.
+    pub(super) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
     /// When to look again, if nothing happens before.
     pub(super) fn deadline(&self, now: Moment) -> Option<Moment> {
         match self.stage {

@@ -54,6 +54,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         run_to_completion: false,
         scheduler_stays: false,
         workers_wait: false,
+        output_dir: None,
         to_be_verified: false,
         first_alone: false,
         together: None,

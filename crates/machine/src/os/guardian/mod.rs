@@ -23,6 +23,7 @@
 
 mod channel;
 mod client;
+mod copy;
 mod fork;
 mod helper;
 mod outbox;
@@ -59,6 +60,8 @@ pub struct Start {
     pub deliver_as: Option<u32>,
     /// Whether standard output and standard error are two streams.
     pub separate_streams: bool,
+    /// Where they also go, without the endings `.out` and `.err`.
+    pub copy: Option<PathBuf>,
     /// Its existing control group.
     pub cgroup: Option<PathBuf>,
     /// The socket of a fork server to use instead of executing a shim.
@@ -111,6 +114,13 @@ pub enum Report {
     },
     /// A shim could not be started.
     NotStarted { key: Key, reason: String },
+    /// A copy of a process's output is not written any more.
+    NotCopied {
+        key: Key,
+        /// The file.
+        path: PathBuf,
+        reason: String,
+    },
     /// A process has ended, its group has been killed, and its output is in the log.
     Exited {
         key: Key,

@@ -1,5 +1,5 @@
-//! The output of processes: a thread per stream writes it to the log, and passes it on to the
-//! starter of a run.
+//! The output of processes: a thread per stream writes it to the log, and to a copy if there is to
+//! be one, and passes it on to the starter of a run.
 //!
 //! Output for the starter goes through a queue with a limit per stream, and then through one thread
 //! into one pipe. So a stalled reader blocks the ranks, as a pipe does, but neither the guardian
@@ -13,10 +13,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::copy::Copy;
 use crate::os::log_file::LogWriter;
 use cuda_cluster_wire::output::{LIMIT, LineBuffer, Source, encode};
 use cuda_cluster_wire::process::Key;
@@ -27,11 +29,20 @@ const QUEUED: usize = 256 << 10;
 /// Longer lines are split if two streams share a log.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// Notifies the guardian's loop when the streams of a process have ended.
+/// What happens to a stream of a process.
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// It has ended.
+    Ended,
+    /// Its copy is not written any more.
+    NotCopied { path: PathBuf, reason: String },
+}
+
+/// Notifies the guardian's loop of what happens to the streams of processes.
 #[derive(Debug)]
 pub(super) struct Ends {
-    sender: Sender<Key>,
-    receiver: Receiver<Key>,
+    sender: Sender<(Key, Happening)>,
+    receiver: Receiver<(Key, Happening)>,
     /// Wakes the loop when the channel has a message.
     wake: Arc<io::PipeWriter>,
     woken: PipeReader,
@@ -44,7 +55,7 @@ impl Ends {
         Ok(Self { sender, receiver, wake: Arc::new(wake), woken })
     }
 
-    /// Readable when a stream may have ended.
+    /// Readable when something may have happened.
     pub(super) fn readable(&self) -> &PipeReader {
         &self.woken
     }
@@ -55,13 +66,13 @@ impl Ends {
         let _ = self.woken.read(&mut bytes);
     }
 
-    /// The next ended stream.
-    pub(super) fn next(&self) -> Option<Key> {
+    /// What has happened next.
+    pub(super) fn next(&self) -> Option<(Key, Happening)> {
         self.receiver.try_recv().ok()
     }
 
-    /// Waits until `by` for the next ended stream.
-    pub(super) fn next_by(&self, by: Instant) -> Option<Key> {
+    /// Waits until `by` for the next to happen.
+    pub(super) fn next_by(&self, by: Instant) -> Option<(Key, Happening)> {
         self.receiver.recv_timeout(by.saturating_duration_since(Instant::now())).ok()
     }
 }
@@ -75,6 +86,8 @@ pub(super) struct Output {
     pub(super) log: Arc<Mutex<LogWriter>>,
     /// Whether another stream shares the log, so that whole lines must be written.
     pub(super) shares_log: bool,
+    /// The file that also gets it.
+    pub(super) copy: Option<Copy>,
     /// Where to deliver it, and as which source.
     pub(super) delivery: Option<(Arc<Delivery>, Source)>,
 }
@@ -86,16 +99,28 @@ impl Output {
         let name = self.name.chars().take(15).collect();
         let work = move || {
             let key = self.key;
-            self.pass_on();
-            // The receiver is gone only when the guardian is ending.
-            let _ = sender.send(key);
-            let _ = (&*wake).write(&[0]);
+            let tell = |happening| {
+                // The receiver is gone only when the guardian is ending.
+                let _ = sender.send((key, happening));
+                let _ = (&*wake).write(&[0]);
+            };
+            self.pass_on(&tell);
+            tell(Happening::Ended);
         };
         std::thread::Builder::new().name(name).stack_size(128 << 10).spawn(work)?;
         Ok(())
     }
 
-    fn pass_on(mut self) {
+    fn pass_on(mut self, tell: &dyn Fn(Happening)) {
+        let mut copy = self.copy.take();
+        let mut copy = move |bytes: &[u8]| {
+            if let Some(copy) = &mut copy
+                && let Err(reason) = copy.write(bytes)
+            {
+                tell(Happening::NotCopied { path: copy.path().to_owned(), reason });
+            }
+        };
+        copy(&[]);
         let log = |bytes: &[u8]| {
             let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
             log.append(bytes, SystemTime::now());
@@ -109,6 +134,7 @@ impl Output {
             } else {
                 log(bytes)
             }
+            copy(bytes);
             if let Some((delivery, source)) = &self.delivery {
                 delivery.put(self.key, *source, bytes);
             }

@@ -94,8 +94,8 @@ impl Guard {
         }
         self.note_ends();
         while self.streams > 0 {
-            let Some(key) = self.ends.next_by(deadline) else { return };
-            self.note_end(key);
+            let Some((key, what)) = self.ends.next_by(deadline) else { return };
+            self.note_end(key, what);
         }
     }
 }

@@ -21,8 +21,9 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::{Pid, getpid, getppid};
 
 use super::channel::{Channel, encoded};
+use super::copy::Copy;
 use super::outbox::Outbox;
-use super::output::{Delivery, Ends, Output};
+use super::output::{Delivery, Ends, Happening, Output};
 use super::{Report, Request, Start, fork, helper};
 use crate::os::containment::Cgroup;
 use crate::os::descendants::{Family, carries};
@@ -325,6 +326,7 @@ impl Guard {
             pipe,
             log: Arc::clone(log),
             shares_log: start.separate_streams,
+            copy: start.copy.as_deref().map(|stem| Copy::of(stem, stream)),
             delivery: self.delivery.clone().zip(source),
         };
         output.follow(&self.ends)?;
@@ -401,12 +403,15 @@ impl Guard {
     }
 
     fn note_ends(&mut self) {
-        while let Some(key) = self.ends.next() {
-            self.note_end(key);
+        while let Some((key, happening)) = self.ends.next() {
+            self.note_end(key, happening);
         }
     }
 
-    fn note_end(&mut self, key: Key) {
+    fn note_end(&mut self, key: Key, happening: Happening) {
+        if let Happening::NotCopied { path, reason } = happening {
+            return self.tell(&Report::NotCopied { key, path, reason });
+        }
         self.streams = self.streams.saturating_sub(1);
         if let Some(child) = self.children.get_mut(&key) {
             child.streams = child.streams.saturating_sub(1);
