@@ -66,6 +66,11 @@ fn ranks_are_started_again_together_and_forked() {
 }
 
 #[test]
+fn the_rank_that_keeps_a_job_waiting_is_named() {
+    told_by("test_why.py");
+}
+
+#[test]
 fn what_ranks_write_is_also_in_files() {
     told_by("test_output.py");
 }

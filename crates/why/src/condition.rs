@@ -155,10 +155,10 @@ impl<'a> Walk<'a> {
     ) -> Condition {
         let frame = thread.and_then(|thread| calls::program(&thread.frames));
         let root = self.evidence.ranks.iter().any(|rank| rank.pid == Some(process.pid));
-        let who = format!("process {} ({}) ", process.pid, process.name);
+        let who = format!("process {} ({})", process.pid, process.name);
         Condition {
             kind,
-            text: if root { text } else { format!("waits for its {who}which {text}") },
+            text: if root { text } else { format!("waits for its {who}, which {text}") },
             place: frame.map(crate::evidence::Frame::place),
             code: frame.and_then(|frame| frame.code.clone()),
             for_ms: thread.and_then(|thread| thread.asleep_for_ms),

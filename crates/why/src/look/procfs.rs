@@ -96,9 +96,11 @@ impl Task {
     }
 }
 
-/// The present times of the clocks of [`Task::ran_at_ms`]. Each CPU has its own, which stands
-/// still while the CPU is not this machine's (a guest's), so they drift apart: a thread that runs on
-/// a CPU reads there when it last ran, which is now. CPUs that this process may not use are missing.
+/// The present times of the clocks of [`Task::ran_at_ms`], without those of CPUs that this process
+/// may not use.
+///
+/// Each CPU has its own, which stands still while the host of a virtual machine runs something else
+/// on it, so they drift apart. A thread that runs on a CPU reads there when it last ran: now.
 pub(super) fn clocks() -> BTreeMap<usize, u64> {
     let visit = || {
         let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
