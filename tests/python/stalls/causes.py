@@ -62,9 +62,7 @@ def queue_without_writer(world: World) -> None:
 
 
 def pipe_without_reader(world: World) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(3600)"], stdin=subprocess.PIPE
-    )
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], stdin=subprocess.PIPE)
     assert child.stdin is not None
     child.stdin.write(b"x" * (1 << 20))
     child.stdin.flush()

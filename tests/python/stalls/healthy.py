@@ -44,8 +44,7 @@ def has_helpers() -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    one.__name__: one
-    for one in (computes, sleeps_between_steps, one_is_slow, writes_files, has_helpers)
+    one.__name__: one for one in (computes, sleeps_between_steps, one_is_slow, writes_files, has_helpers)
 }
 
 

@@ -1,5 +1,9 @@
 """Ranks that meet over TCP: rank 0 listens at MASTER_ADDR, the others connect to it."""
-import os, socket, struct, time
+
+import os
+import socket
+import struct
+import time
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
