@@ -13,6 +13,7 @@ use super::failure::{Exit, Failure};
 use super::sanitize::plain;
 use super::{input, output, reach};
 use crate::ids::ClusterName;
+use crate::plan::EngineKind;
 use crate::supervise::{ClusterState, ProcessState};
 use cuda_cluster_why::evidence::{Evidence, Rank, VERSION};
 use cuda_cluster_why::look::{Limits, look};
@@ -93,7 +94,8 @@ fn seen(name: Option<&ClusterName>) -> Result<Evidence, Failure> {
         },
     };
     let processes = state.scheduler.iter().chain(&state.workers);
-    Ok(look(processes.map(rank).collect(), Limits::default()))
+    let serves = state.engine != EngineKind::Command;
+    Ok(look(processes.map(rank).collect(), serves, Limits::default()))
 }
 
 fn stored(path: &Path) -> Option<ClusterState> {

@@ -6,7 +6,7 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 /// Cargo keeps most of it: what a crate does not depend on it cannot name.
-pub(crate) const FLOORS: [&[&str]; 12] = [
+pub(crate) const FLOORS: [&[&str]; 13] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::plan"],
@@ -20,6 +20,7 @@ pub(crate) const FLOORS: [&[&str]; 12] = [
     ],
     &["why::calls", "why::look"],
     &["why::condition"],
+    &["why::follow"],
     &["why::verdict"],
     &["machine::probe", "machine::os", "cluster::python", "data::copy", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],

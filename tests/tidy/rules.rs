@@ -6,8 +6,15 @@ use crate::house::{DRAWN, FLOORS, House, floor, is_inside};
 use crate::source::Source;
 
 /// Modules without effects; every `core` is one more.
-const PURE: [&str; 6] =
-    ["model", "wire", "why::evidence", "why::calls", "why::condition", "why::verdict"];
+const PURE: [&str; 7] = [
+    "model",
+    "wire",
+    "why::evidence",
+    "why::calls",
+    "why::condition",
+    "why::follow",
+    "why::verdict",
+];
 /// It times what it compares.
 const MEASURES: &str = "crate::wire::links";
 

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let ranks: Result<Vec<Rank>, std::num::ParseIntError> =
         (0..).zip(std::env::args().skip(1)).map(rank).collect();
-    let evidence = look(ranks?, Limits::default());
+    let evidence = look(ranks?, false, Limits::default());
     println!("{}", serde_json::to_string_pretty(&(judge(&evidence), evidence))?);
     Ok(())
 }

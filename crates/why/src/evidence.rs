@@ -20,6 +20,9 @@ pub struct Evidence {
     pub at: String,
     /// The time between the two looks that differences are taken of.
     pub interval_ms: u64,
+    /// Whether its processes wait for requests when nothing is wrong: a scheduler and workers.
+    #[serde(default)]
+    pub serves: bool,
     /// The ranks (or workers, and the scheduler) that are there or were to be, in order.
     pub ranks: Vec<Rank>,
     /// The processes, of the ranks and of those that they have started.

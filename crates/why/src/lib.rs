@@ -10,6 +10,7 @@
 mod calls;
 mod condition;
 pub mod evidence;
+mod follow;
 pub mod look;
 pub mod verdict;
 

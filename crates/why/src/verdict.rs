@@ -9,9 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::condition::short;
 pub use crate::condition::{Condition, Kind};
-use crate::condition::{of, short};
 use crate::evidence::Evidence;
+use crate::follow::of;
 
 /// A wait of this length is called a stall, if nothing says that it is shorter by nature.
 pub const PATIENCE_MS: u64 = 5_000;
@@ -75,16 +76,23 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let all: BTreeMap<String, Condition> = found.collect();
     let order: Vec<&String> = evidence.ranks.iter().map(|rank| &rank.name).collect();
     let waits = |kind| matches!(kind, Kind::Collective | Kind::Peer);
-    let roots: Vec<&Condition> =
-        all.values().filter(|it| !waits(it.kind) && it.kind != Kind::Idle).collect();
-    let cause = roots.iter().map(|condition| condition.kind).min();
+    let roots = || all.values().filter(|it| !waits(it.kind) && it.kind != Kind::Idle);
+    let lives = roots().any(|root| root.kind != Kind::Gone);
     let waiting = all.values().any(|condition| waits(condition.kind));
+    // Who has ended while others work has finished.
+    let counts = |root: &&Condition| root.kind != Kind::Gone || waiting && !lives;
+    let cause = roots().filter(counts).map(|condition| condition.kind).min();
+    let works = roots().any(|root| matches!(root.kind, Kind::Works | Kind::Device));
     let (standing, cause, odd, why) = match cause {
         Some(cause) => {
             let odd = named(&order, &all, |condition| condition.kind == cause);
-            let root = roots.iter().find(|condition| condition.kind == cause);
-            let standing = root.map_or(Standing::CannotTell, |root| by_root(root, waiting));
+            let root = roots().find(|condition| condition.kind == cause);
+            let standing = root.map_or(Standing::CannotTell, |root| by_root(root, waiting, works));
             (standing, Some(cause), odd, String::new())
+        }
+        None if evidence.serves => {
+            let why = "each waits for requests, and what is queued is not read here".to_owned();
+            (Standing::CannotTell, None, Vec::new(), why)
         }
         None if waiting => among_themselves(&order, &all),
         None => (Standing::Idle, None, Vec::new(), String::new()),
@@ -100,15 +108,21 @@ pub fn judge(evidence: &Evidence) -> Verdict {
 }
 
 /// How a job stands of which a rank is in this condition.
-fn by_root(root: &Condition, others_wait: bool) -> Standing {
+///
+/// While another one works, only what cannot go on by itself is a stall: the rest may be a thread
+/// that has nothing to do until the work is done.
+fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
     let long = root.for_ms.is_some_and(|millis| millis >= PATIENCE_MS);
     match root.kind {
         Kind::Stopped | Kind::Traced | Kind::Frozen | Kind::Deadlock => Standing::Stalled,
         Kind::Gone if others_wait => Standing::Stalled,
         Kind::Gone | Kind::Unknown => Standing::CannotTell,
+        Kind::Works | Kind::Device if !others_wait => Standing::Working,
+        _ if works => Standing::Waiting,
         Kind::Sleeps if root.left_ms.is_some_and(|left| left >= LONG_SLEEP_MS) => Standing::Stalled,
-        Kind::Works if !others_wait => Standing::Working,
-        Kind::Works | Kind::Memory | Kind::Throttled | Kind::Sleeps => Standing::Waiting,
+        Kind::Works | Kind::Device | Kind::Memory | Kind::Throttled | Kind::Sleeps => {
+            Standing::Waiting
+        }
         _ if long => Standing::Stalled,
         _ => Standing::Waiting,
     }
@@ -127,10 +141,11 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
         .filter(|one| one.kind == Kind::Collective)
         .map(|one| (one.operation.as_ref(), one.place.as_ref()))
         .collect();
-    let outside = named(order, all, |one| one.kind == Kind::Peer);
+    let outside = named(order, all, |one| matches!(one.kind, Kind::Peer | Kind::Idle));
     if !outside.is_empty() && !operations.is_empty() {
         let why = "the others are in an operation that all have to call".to_owned();
-        return (standing, Some(Kind::Peer), outside, why);
+        let cause = outside.first().and_then(|name| all.get(name)).map(|one| one.kind);
+        return (standing, cause, outside, why);
     }
     if operations.is_empty() {
         let why = "they wait for each other".to_owned();
@@ -208,7 +223,7 @@ fn sentence(standing: Standing, groups: &[Group], odd: &[String], why: &str) -> 
         Standing::Stalled => "stalled",
         Standing::Waiting => "not stalled so far",
         Standing::Working => "working",
-        Standing::Idle => return "idle: no rank has anything to do".to_owned(),
+        Standing::Idle => return "idle: each rank waits for events, and none works".to_owned(),
         Standing::CannotTell => "no verdict",
     };
     let is_odd = |group: &&Group| group.ranks.iter().any(|rank| odd.contains(rank));
@@ -243,5 +258,166 @@ fn list(names: &[String]) -> String {
         [one] => one.clone(),
         _ if names.len() <= SHOWN => names.join(", "),
         _ => format!("{} and {} others", names[..SHOWN - 1].join(", "), names.len() + 1 - SHOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    use crate::evidence::{
+        Call, Connection, End, Frame, Holder, Process, Rank, State, Thread, Waits,
+    };
+
+    /// A thread that has waited for a minute.
+    fn waits(waits: Waits, function: &str) -> Thread {
+        let frame = Frame { function: function.into(), file: "/a.py".into(), line: 1, code: None };
+        Thread {
+            call: Some(Call { name: "call".into(), waits }),
+            asleep_for_ms: Some(60_000),
+            same_frames: true,
+            frames: vec![frame],
+            ..Thread::default()
+        }
+    }
+
+    fn works() -> Thread {
+        Thread { state: State::Running, cpu_ms: 400, ..Thread::default() }
+    }
+
+    fn collective(name: &str) -> Thread {
+        waits(Waits::Unknown, name)
+    }
+
+    fn job(threads: Vec<Thread>) -> Evidence {
+        let named = |number: u32| format!("gpu{number}");
+        let processes = (0..).zip(threads).map(|(number, thread)| Process {
+            pid: 100 + number,
+            rank: named(number),
+            threads: vec![Thread { tid: 100 + number, ..thread }],
+            ..Process::default()
+        });
+        let processes: Vec<Process> = processes.collect();
+        let rank = |process: &Process| Rank {
+            name: process.rank.clone(),
+            pid: Some(process.pid),
+            ..Rank::default()
+        };
+        let ranks = processes.iter().map(rank).collect();
+        Evidence { ranks, processes, interval_ms: 400, ..Evidence::default() }
+    }
+
+    fn told(evidence: &Evidence) -> (Standing, Option<Kind>, String) {
+        let verdict = judge(evidence);
+        (verdict.standing, verdict.cause, verdict.odd.join(" "))
+    }
+
+    #[test]
+    fn the_smaller_of_two_operations_is_the_odd_one() {
+        let all = ["all_reduce", "all_reduce", "barrier"].map(collective);
+        let expected = (Standing::Stalled, Some(Kind::Collective), "gpu2".to_owned());
+        assert_eq!(told(&job(all.to_vec())), expected);
+    }
+
+    #[test]
+    fn who_works_is_waited_for_and_not_stalled() {
+        let all = vec![collective("barrier"), works(), collective("barrier")];
+        assert_eq!(told(&job(all)), (Standing::Waiting, Some(Kind::Works), "gpu1".to_owned()));
+        assert_eq!(told(&job(vec![works(), works()])).0, Standing::Working);
+    }
+
+    #[test]
+    fn a_sleeper_beside_one_that_works_is_not_a_stall() {
+        let sleeps = || waits(Waits::Time { left_ms: Some(3_600_000) }, "main");
+        let beside = vec![collective("barrier"), works(), sleeps()];
+        assert_eq!(told(&job(beside)).0, Standing::Waiting);
+        let alone = vec![collective("barrier"), sleeps()];
+        assert_eq!(told(&job(alone)), (Standing::Stalled, Some(Kind::Sleeps), "gpu1".to_owned()));
+    }
+
+    #[test]
+    fn who_has_finished_while_others_work_is_no_cause() {
+        let mut job = job(vec![works(), works()]);
+        job.ranks[1].pid = None;
+        job.ranks[1].ended = Some("ended with status 0".to_owned());
+        assert_eq!(told(&job).0, Standing::Working);
+        job.processes[0].threads = vec![collective("barrier")];
+        assert_eq!(told(&job), (Standing::Stalled, Some(Kind::Gone), "gpu1".to_owned()));
+    }
+
+    #[test]
+    fn a_wait_for_a_gpu_is_not_a_stall_however_long_it_is() {
+        let path = "/dev/nvidia0".to_owned();
+        let end = End::File { path, filesystem: None };
+        let gpu = waits(Waits::Descriptor { end, writes: false }, "main");
+        let all = vec![collective("barrier"), gpu];
+        assert_eq!(told(&job(all)), (Standing::Waiting, Some(Kind::Device), "gpu1".to_owned()));
+    }
+
+    #[test]
+    fn event_loops_that_are_connected_are_idle_and_those_of_an_engine_are_not_judged() {
+        let mut job = job(vec![collective("main"), collective("main")]);
+        for (process, other) in job.processes.iter_mut().zip([1, 0]) {
+            let peer = Some(Holder { pid: 100 + other, rank: Some(format!("gpu{other}")) });
+            process.connections = vec![Connection { peer, ..Connection::default() }];
+            let waits = Waits::Any { ends: vec![End::Connection(0)], timed: false };
+            process.threads[0].call = Some(Call { name: "epoll_wait".to_owned(), waits });
+        }
+        assert_eq!(told(&job).0, Standing::Idle);
+        job.serves = true;
+        assert_eq!(told(&job).0, Standing::CannotTell);
+        let one = &mut job.processes[0].threads[0];
+        one.call.as_mut().expect("it waits").name = "recvfrom".to_owned();
+        assert_eq!(told(&job).0, Standing::CannotTell, "a scheduler may have to wait");
+    }
+
+    #[test]
+    fn a_wait_that_has_just_begun_is_not_a_stall() {
+        let mut job = job(vec![collective("all_reduce"), collective("barrier")]);
+        job.processes[0].threads[0].asleep_for_ms = Some(200);
+        assert_eq!(told(&job).0, Standing::Waiting);
+        job.processes[0].threads[0].asleep_for_ms = None;
+        assert_eq!(told(&job).0, Standing::Waiting, "nobody knows for how long");
+    }
+
+    /// One of each condition that a single thread can be in.
+    fn any_thread() -> impl Strategy<Value = Thread> {
+        let peer = End::Connection(0);
+        let lock = Waits::Lock { address: 1, shared: false, timed: false, holder: Some(7) };
+        prop_oneof![
+            Just(works()),
+            Just(collective("all_reduce")),
+            Just(collective("barrier")),
+            Just(waits(lock, "main")),
+            Just(waits(Waits::Descriptor { end: peer, writes: true }, "main")),
+            Just(waits(Waits::Time { left_ms: Some(90_000) }, "main")),
+            Just(waits(Waits::Child { pid: Some(3) }, "main")),
+            Just(Thread { state: State::Stopped, ..Thread::default() }),
+            Just(Thread { state: State::Uninterruptible, ..Thread::default() }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_verdict_is_the_same_in_any_order_and_from_a_file(
+            threads in proptest::collection::vec(any_thread(), 0..7),
+            turn in 0..7usize,
+        ) {
+            let mut job = job(threads);
+            let verdict = judge(&job);
+            let text = serde_json::to_string(&job).expect("it has a text form");
+            let again: Evidence = serde_json::from_str(&text).expect("and is read from it");
+            prop_assert_eq!(&judge(&again), &verdict);
+            let turn = turn.checked_rem(job.ranks.len()).unwrap_or(0);
+            job.ranks.rotate_left(turn);
+            let mut turned = judge(&job);
+            turned.odd.sort();
+            prop_assert_eq!(turned.odd, verdict.odd.clone());
+            prop_assert_eq!((turned.standing, turned.cause), (verdict.standing, verdict.cause));
+            let known = |name: &String| job.ranks.iter().any(|rank| rank.name == *name);
+            prop_assert!(verdict.odd.iter().all(known));
+            prop_assert_ne!(verdict.text, "");
+        }
     }
 }

@@ -41,7 +41,7 @@ impl Default for Limits {
 const THREADS: usize = 16;
 
 /// Looks at these ranks and at all that they have started.
-pub fn look(ranks: Vec<Rank>, limits: Limits) -> Evidence {
+pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
     let members = members(&ranks);
     let pids: Vec<(u32, ())> = members.keys().map(|pid| (*pid, ())).collect();
     let (first, late) = side_by_side(pids, limits.each, |pid, ()| First::look(pid));
@@ -67,6 +67,7 @@ pub fn look(ranks: Vec<Rank>, limits: Limits) -> Evidence {
         version: VERSION,
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         interval_ms: u64::try_from(interval.as_millis()).unwrap_or(u64::MAX),
+        serves,
         ranks,
         processes,
         memory_pressure: pressure.and_then(|text| procfs::pressure(&text, "some")),

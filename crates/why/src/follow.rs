@@ -1,0 +1,431 @@
+//! Follows what a rank waits for: from its main thread to the thread that has it, and to the
+//! processes that it has started.
+//!
+//! *Invariant:* no thread is followed twice, so that a circle of waits ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::calls;
+use crate::condition::{Condition, Kind, short};
+use crate::evidence::{Connection, End, Evidence, Frame, Process, Rank, State, Thread, Waits};
+
+/// What a rank is doing.
+pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
+    let gone = |text: String| Condition {
+        kind: Kind::Gone,
+        ..Condition::plain(rank.pid.unwrap_or(0), text)
+    };
+    let Some(root) = rank.pid.and_then(|pid| evidence.process(pid)) else {
+        let unseen = rank.pid.is_some() && rank.ended.is_none();
+        return match &rank.ended {
+            Some(how) => gone(format!("has ended: {how}")),
+            None if unseen => {
+                Condition::plain(rank.pid.unwrap_or(0), "could not be seen".to_owned())
+            }
+            None => gone("is not running".to_owned()),
+        };
+    };
+    if root.state == State::Zombie {
+        return gone("has ended".to_owned());
+    }
+    let walk = Walk { evidence, children: evidence.children(), rank: &rank.name };
+    if let Some(held) = walk.held(root) {
+        return held;
+    }
+    walk.process(root, &mut BTreeSet::new())
+}
+
+/// A wait is followed within a rank.
+struct Walk<'a> {
+    evidence: &'a Evidence,
+    children: BTreeMap<u32, Vec<&'a Process>>,
+    rank: &'a str,
+}
+
+type Visited = BTreeSet<u32>;
+
+impl<'a> Walk<'a> {
+    /// What keeps a process from running at all.
+    fn held(&self, process: &Process) -> Option<Condition> {
+        let (kind, text) = match (process.state, &process.tracer, &process.group) {
+            (State::Traced, Some(by), _) => {
+                (Kind::Traced, format!("is held by a debugger ({}, process {})", by.name, by.pid))
+            }
+            (State::Stopped, ..) => (Kind::Stopped, "is stopped by a signal".to_owned()),
+            (_, _, Some(group)) if group.frozen == Some(true) => {
+                (Kind::Frozen, format!("is in a frozen control group, {}", group.path))
+            }
+            _ => return None,
+        };
+        Some(self.at(process, process.threads.first(), kind, text))
+    }
+
+    fn at(
+        &self,
+        process: &Process,
+        thread: Option<&Thread>,
+        kind: Kind,
+        text: String,
+    ) -> Condition {
+        let frame = thread.and_then(|thread| calls::program(&thread.frames));
+        let root = self.evidence.ranks.iter().any(|rank| rank.pid == Some(process.pid));
+        let who = format!("process {} ({})", process.pid, process.name);
+        Condition {
+            kind,
+            text: if root { text } else { format!("waits for its {who}, which {text}") },
+            place: frame.map(Frame::place),
+            code: frame.and_then(|frame| frame.code.clone()),
+            for_ms: thread.and_then(|thread| thread.asleep_for_ms),
+            ..Condition::plain(process.pid, String::new())
+        }
+    }
+
+    fn process(&self, process: &'a Process, visited: &mut Visited) -> Condition {
+        if let Some(held) = self.held(process) {
+            return held;
+        }
+        match process.threads.first() {
+            Some(main) => self.thread(process, main, visited),
+            None => Condition::plain(process.pid, "shows no threads".to_owned()),
+        }
+    }
+
+    fn thread(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
+        visited.insert(thread.tid);
+        let at = |kind, text| self.at(process, Some(thread), kind, text);
+        if let Some((kind, text)) = self.starved(process, thread) {
+            return at(kind, text);
+        }
+        if let Some((operation, frame)) = calls::collective(thread) {
+            let condition = at(Kind::Collective, format!("is in {operation}"));
+            return Condition {
+                operation: Some(operation),
+                place: frame.map(Frame::place).or(condition.place.clone()),
+                code: frame.and_then(|frame| frame.code.clone()),
+                on: self.peers(process),
+                ..condition
+            };
+        }
+        if self.runs(thread) {
+            let how = if thread.same_frames { "computes" } else { "works" };
+            return at(Kind::Works, format!("{how}, {} % of a CPU", self.share(thread)));
+        }
+        self.waits(process, thread, visited)
+    }
+
+    fn share(&self, thread: &Thread) -> u64 {
+        (thread.cpu_ms * 100 / self.evidence.interval_ms.max(1)).min(100)
+    }
+
+    fn runs(&self, thread: &Thread) -> bool {
+        thread.state == State::Running || self.share(thread) >= 20
+    }
+
+    /// Has not what it needs to run: processor time, memory, an answer of a disk.
+    fn starved(&self, process: &Process, thread: &Thread) -> Option<(Kind, String)> {
+        let group = process.group.as_ref();
+        let throttled = group.map_or(0, |group| group.throttled_us / 1000);
+        let kernel = thread.kernel.as_deref().unwrap_or_default();
+        let full = group.and_then(|group| group.memory_pressure).unwrap_or(0.0);
+        let slowed = kernel.contains("mem_cgroup_handle_over_high") || kernel.contains("swap");
+        if slowed || process.major_faults > 20 && full > 20.0 {
+            let limit = group.and_then(|group| group.memory_limit_bytes);
+            let limit = limit.map_or(String::new(), |it| format!(" (limit {} MiB)", it >> 20));
+            return Some((Kind::Memory, format!("has too little memory{limit} and swaps")));
+        }
+        if throttled * 2 > self.evidence.interval_ms {
+            return Some((Kind::Throttled, "has used up its control group's CPU time".to_owned()));
+        }
+        let remote = ["request_wait_answer", "fuse_", "nfs", "rpc_wait", "cifs", "ceph", "lustre"];
+        let waits = thread.state == State::Uninterruptible && thread.waits_begun == 0;
+        if !waits && !remote.iter().any(|word| kernel.contains(word)) {
+            return None;
+        }
+        let (name, file) = file_of(thread);
+        Some((Kind::File, format!("is in {name}{file}, which does not return")))
+    }
+
+    fn waits(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
+        let at = |kind, text| self.at(process, Some(thread), kind, text);
+        let Some(call) = &thread.call else {
+            return at(Kind::Unknown, "waits, and the kernel does not say for what".to_owned());
+        };
+        match &call.waits {
+            Waits::Lock { shared: false, holder, timed, .. } => {
+                self.lock(process, thread, *holder, *timed, visited)
+            }
+            Waits::Lock { .. } => self.shared_lock(process, thread, visited),
+            Waits::Descriptor { end, writes } => {
+                self.ends(process, thread, std::slice::from_ref(end), *writes, visited)
+            }
+            Waits::Any { ends, timed } if ends.is_empty() && *timed => {
+                at(Kind::Sleeps, "sleeps".to_owned())
+            }
+            Waits::Any { ends, .. } => {
+                let found = self.ends(process, thread, ends, false, visited);
+                let loops = call.name == "epoll_wait";
+                match found.kind {
+                    // An event loop has its connections open whether it waits for one or not.
+                    Kind::Peer | Kind::Outside if loops => self.event_loop(process, thread),
+                    Kind::Idle => self.event_loop(process, thread),
+                    _ => found,
+                }
+            }
+            Waits::Time { left_ms } => {
+                let left =
+                    left_ms.map_or(String::new(), |left| format!(" for another {}", short(left)));
+                Condition { left_ms: *left_ms, ..at(Kind::Sleeps, format!("sleeps{left}")) }
+            }
+            Waits::Child { pid } => self.child(process, thread, *pid, visited),
+            Waits::FileLock { path, holder } => {
+                let process = holder.and_then(|pid| self.evidence.process(pid));
+                let who = match (process, holder) {
+                    (Some(process), _) => format!(", which {} has", process.rank),
+                    (None, Some(pid)) => format!(", which process {pid} has"),
+                    _ => String::new(),
+                };
+                let text = format!("waits for the lock on {path}{who}");
+                let on = process.map(|process| process.rank.clone());
+                let on: Vec<String> = on.into_iter().filter(|rank| rank != self.rank).collect();
+                let kind = if on.is_empty() { Kind::FileLock } else { Kind::Peer };
+                Condition { on, ..at(kind, text) }
+            }
+            Waits::File { .. } => {
+                let (name, file) = file_of(thread);
+                at(Kind::File, format!("is in {name}{file}"))
+            }
+            Waits::Unknown => at(Kind::Unknown, format!("waits in {}", call.name)),
+        }
+    }
+
+    /// A lock of this process: who could release it?
+    fn lock(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        holder: Option<u32>,
+        timed: bool,
+        visited: &mut Visited,
+    ) -> Condition {
+        let threads = || process.threads.iter().filter(|one| one.tid != thread.tid);
+        let python = |one: &&Thread| !one.frames.is_empty();
+        let owns = |one: &&Thread| one.same_frames && (one.has_gil || !waits_for_a_lock(one));
+        let asks = self.asks_for_the_interpreter(thread);
+        if let Some(owner) = threads().filter(python).find(owns).filter(|_| asks) {
+            let place = calls::program(&owner.frames).map(Frame::place);
+            let place = place.map_or(String::new(), |place| format!(" at {place}"));
+            let text =
+                format!("waits for its thread {}, which keeps the interpreter{place}", owner.name);
+            return self.at(process, Some(owner), Kind::Interpreter, text);
+        }
+        let fresh = |one: &&Thread| !visited.contains(&one.tid);
+        let held = holder.and_then(|tid| threads().find(|one| one.tid == tid)).filter(fresh);
+        let free = |one: &&Thread| python(one) && fresh(one) && !waits_for_a_lock(one);
+        if let Some(next) = held.or_else(|| threads().find(free)) {
+            let then = self.thread(process, next, visited);
+            let text =
+                format!("waits for its thread {} ({}), which {}", next.name, next.tid, then.text);
+            return Condition { text, ..then };
+        }
+        let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
+        let for_ever = !timed && process.threads.iter().all(waits_for_ever);
+        let importing = process.threads.iter().any(calls::imports);
+        let what = if importing { "an import's lock" } else { "a lock" };
+        let (kind, text) = match (for_ever, process.threads.len()) {
+            (true, 1) => (
+                Kind::Deadlock,
+                format!("waits for {what}, and has no other thread that could release it"),
+            ),
+            (true, all) => (
+                Kind::Deadlock,
+                format!("waits for {what}, as all of its {all} threads do: none can release one"),
+            ),
+            (false, all) => {
+                (Kind::Unknown, format!("waits for {what}; {locked} of {all} threads do"))
+            }
+        };
+        self.at(process, Some(thread), kind, text)
+    }
+
+    /// Whether a thread waits for Python's interpreter: it asks for it every five milliseconds
+    /// (`sys.getswitchinterval`), for as long as another one has it.
+    fn asks_for_the_interpreter(&self, thread: &Thread) -> bool {
+        let timed = matches!(
+            thread.call.as_ref().map(|call| &call.waits),
+            Some(Waits::Lock { timed: true, .. })
+        );
+        timed && !thread.frames.is_empty() && thread.waits_begun * 20 >= self.evidence.interval_ms
+    }
+
+    /// A lock that processes share: a child that does not wait for it may have it.
+    fn shared_lock(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        visited: &mut Visited,
+    ) -> Condition {
+        let children = self.children.get(&process.pid).into_iter().flatten();
+        for child in children {
+            let waits = child.threads.iter().all(waits_for_a_lock);
+            if !waits && visited.insert(child.pid) {
+                return self.process(child, visited);
+            }
+        }
+        let text = "waits for a lock that it shares with other processes".to_owned();
+        self.at(process, Some(thread), Kind::Unknown, text)
+    }
+
+    fn child(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        pid: Option<u32>,
+        visited: &mut Visited,
+    ) -> Condition {
+        let children = self.children.get(&process.pid).into_iter().flatten();
+        let alive = |child: &&&Process| child.state != State::Zombie;
+        let wanted = |child: &&&Process| pid.is_none_or(|pid| pid == child.pid);
+        match children.filter(alive).find(wanted) {
+            Some(child) if visited.insert(child.pid) => self.process(child, visited),
+            _ => {
+                let text = "waits for a process that it has started".to_owned();
+                self.at(process, Some(thread), Kind::Child, text)
+            }
+        }
+    }
+
+    /// Descriptors: who is at their other ends?
+    fn ends(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        ends: &[End],
+        writes: bool,
+        visited: &mut Visited,
+    ) -> Condition {
+        let at = |kind, text| self.at(process, Some(thread), kind, text);
+        let (mut on, mut outside, mut own) = (BTreeSet::new(), Vec::new(), Vec::new());
+        let mut lost = None;
+        for end in ends {
+            let others = match end {
+                End::Terminal { path } => {
+                    return at(Kind::Input, format!("waits for input from {path}"));
+                }
+                End::Pipe { others, .. } => {
+                    if others.is_empty() && !writes {
+                        outside.push("a pipe that only it has".to_owned());
+                    }
+                    others.clone()
+                }
+                End::Connection(number) => {
+                    let Some(connection) = process.connections.get(*number) else { continue };
+                    if connection.unanswered > 1 || connection.connecting {
+                        lost = Some(connection);
+                    }
+                    if connection.peer.is_none() && connection.remote != "unix" {
+                        outside.push(connection.remote.clone());
+                    }
+                    connection.peer.iter().cloned().collect()
+                }
+                End::File { path, .. } if is_a_device(path) => {
+                    return at(Kind::Device, format!("waits for {path}"));
+                }
+                End::File { path, .. } => {
+                    outside.push(path.clone());
+                    Vec::new()
+                }
+                End::Listener { .. } | End::Event | End::Other(_) => Vec::new(),
+            };
+            for other in others {
+                match other.rank {
+                    Some(rank) if rank == self.rank => own.push(other.pid),
+                    Some(rank) => drop(on.insert(rank)),
+                    None => outside.push(format!("process {}", other.pid)),
+                }
+            }
+        }
+        if let Some(connection) = lost {
+            return at(Kind::Network, unanswered(connection));
+        }
+        let next = own.into_iter().filter_map(|pid| self.evidence.process(pid));
+        let next = next.filter(|one| one.pid != process.pid && one.parent == process.pid);
+        for child in next {
+            if visited.insert(child.pid) {
+                return self.process(child, visited);
+            }
+        }
+        let doing = if writes { "writes what is not read by" } else { "waits for" };
+        if !on.is_empty() {
+            let on: Vec<String> = on.into_iter().collect();
+            return Condition {
+                text: format!("{doing} {}", on.join(", ")),
+                on,
+                ..at(Kind::Peer, String::new())
+            };
+        }
+        outside.sort();
+        outside.dedup();
+        match outside.first() {
+            Some(who) if writes => at(Kind::Unread, format!("{doing} {who}")),
+            Some(who) => at(Kind::Outside, format!("{doing} {who}")),
+            None => at(Kind::Idle, "waits for events".to_owned()),
+        }
+    }
+
+    /// A thread that waits for events: others may work meanwhile.
+    fn event_loop(&self, process: &Process, thread: &Thread) -> Condition {
+        match process.threads.iter().find(|other| self.runs(other)) {
+            Some(other) => {
+                let text = format!("works, {} % of a CPU", self.share(other));
+                self.at(process, Some(other), Kind::Works, text)
+            }
+            None => self.at(process, Some(thread), Kind::Idle, "waits for events".to_owned()),
+        }
+    }
+
+    /// The other ranks to which a process has connections.
+    fn peers(&self, process: &Process) -> Vec<String> {
+        let peers = process.connections.iter().filter_map(|one| one.peer.as_ref()?.rank.clone());
+        let peers: BTreeSet<String> = peers.filter(|rank| rank != self.rank).collect();
+        peers.into_iter().collect()
+    }
+}
+
+/// The files of NVIDIA's, AMD's and InfiniBand's drivers.
+fn is_a_device(path: &str) -> bool {
+    ["/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband"].iter().any(|it| path.starts_with(it))
+}
+
+fn unanswered(connection: &Connection) -> String {
+    let what = if connection.connecting { "connects to" } else { "has no answer from" };
+    let bytes = connection.unsent_bytes;
+    format!(
+        "{what} {} ({bytes} bytes sent again {} times)",
+        connection.remote, connection.unanswered
+    )
+}
+
+fn waits_for_a_lock(thread: &Thread) -> bool {
+    matches!(thread.call.as_ref().map(|call| &call.waits), Some(Waits::Lock { shared: false, .. }))
+}
+
+/// Nothing but another thread of its process ends this wait.
+fn waits_for_ever(thread: &Thread) -> bool {
+    matches!(
+        thread.call.as_ref().map(|call| &call.waits),
+        Some(Waits::Lock { shared: false, timed: false, .. })
+    ) && thread.waits_begun == 0
+}
+
+/// The system call of a thread, and the file that it is about.
+fn file_of(thread: &Thread) -> (&str, String) {
+    let kernel = thread.kernel.as_deref().unwrap_or("the kernel");
+    let Some(call) = &thread.call else { return (kernel, String::new()) };
+    let (path, filesystem) = match &call.waits {
+        Waits::File { path, filesystem } => (path.as_ref(), filesystem),
+        Waits::Descriptor { end: End::File { path, filesystem }, .. } => (Some(path), filesystem),
+        _ => return (&call.name, String::new()),
+    };
+    let filesystem = filesystem.as_ref().map_or(String::new(), |kind| format!(" (on {kind})"));
+    (&call.name, path.map_or(String::new(), |path| format!(" of {path}{filesystem}")))
+}
