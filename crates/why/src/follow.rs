@@ -106,6 +106,11 @@ impl<'a> Walk<'a> {
                 ..condition
             };
         }
+        // It may have been seen in the moment in which it asks again.
+        let kept = || process.threads.iter().any(|one| one.has_gil && one.same_frames);
+        if thread.call.is_none() && self.asks_for_the_interpreter(thread) && kept() {
+            return self.lock(process, thread, None, true, visited);
+        }
         if self.runs(thread) {
             let how = if thread.same_frames { "computes" } else { "works" };
             return at(Kind::Works, format!("{how}, {} % of a CPU", self.share(thread)));
@@ -208,10 +213,8 @@ impl<'a> Walk<'a> {
         visited: &mut Visited,
     ) -> Condition {
         let threads = || process.threads.iter().filter(|one| one.tid != thread.tid);
-        let python = |one: &&Thread| !one.frames.is_empty();
-        let owns = |one: &&Thread| one.same_frames && (one.has_gil || !waits_for_a_lock(one));
-        let asks = self.asks_for_the_interpreter(thread);
-        if let Some(owner) = threads().filter(python).find(owns).filter(|_| asks) {
+        let owner = threads().find(|one| one.has_gil && one.same_frames);
+        if let Some(owner) = owner.filter(|_| self.asks_for_the_interpreter(thread)) {
             let place = calls::program(&owner.frames).map(Frame::place);
             let place = place.map_or(String::new(), |place| format!(" at {place}"));
             let text =
@@ -220,7 +223,8 @@ impl<'a> Walk<'a> {
         }
         let fresh = |one: &&Thread| !visited.contains(&one.tid);
         let held = holder.and_then(|tid| threads().find(|one| one.tid == tid)).filter(fresh);
-        let free = |one: &&Thread| python(one) && fresh(one) && !waits_for_a_lock(one);
+        let python = |one: &&Thread| !one.frames.is_empty() && fresh(one);
+        let free = |one: &&Thread| python(one) && !waits_for_a_lock(one);
         if let Some(next) = held.or_else(|| threads().find(free)) {
             let then = self.thread(process, next, visited);
             let text =
@@ -250,11 +254,11 @@ impl<'a> Walk<'a> {
     /// Whether a thread waits for Python's interpreter: it asks for it every five milliseconds
     /// (`sys.getswitchinterval`), for as long as another one has it.
     fn asks_for_the_interpreter(&self, thread: &Thread) -> bool {
-        let timed = matches!(
-            thread.call.as_ref().map(|call| &call.waits),
-            Some(Waits::Lock { timed: true, .. })
-        );
-        timed && !thread.frames.is_empty() && thread.waits_begun * 20 >= self.evidence.interval_ms
+        let waits = thread.call.as_ref().map(|call| &call.waits);
+        matches!(waits, None | Some(Waits::Lock { timed: true, .. }))
+            && !thread.frames.is_empty()
+            && self.share(thread) < 20
+            && thread.waits_begun * 20 >= self.evidence.interval_ms
     }
 
     /// A lock that processes share: a child that does not wait for it may have it.
