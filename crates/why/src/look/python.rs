@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 
 use cuda_cluster_model::text::masked_line;
 use py_spy::config::LockingStrategy;
@@ -37,8 +38,10 @@ pub(super) struct Stack {
 impl Python {
     /// Finds the interpreter in a process; `Ok(None)` if it is not Python.
     pub(super) fn find(pid: u32) -> Result<Option<Self>, String> {
-        if !is_python(pid) {
-            return Ok(None);
+        match is_python(pid) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => return Err(format!("/proc/{pid}/exe: {error}")),
         }
         let config = Config { blocking: LockingStrategy::NonBlocking, ..Config::default() };
         match PythonSpy::new(pid.cast_signed(), &config) {
@@ -87,15 +90,18 @@ fn shortened(mut frames: Vec<Frame>) -> Vec<Frame> {
 }
 
 /// Whether a process has Python's interpreter: as its program, or as a library.
-fn is_python(pid: u32) -> bool {
-    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-    let named =
-        program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python"));
+fn is_python(pid: u32) -> io::Result<bool> {
+    let program = match fs::read_link(format!("/proc/{pid}/exe")) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+        // It ends, or is one of the kernel's.
+        found => found.unwrap_or_default(),
+    };
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
     let library = || {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         maps.contains("/libpython3")
     };
-    named || library()
+    Ok(name.starts_with("python") || library())
 }
 
 /// Adds the text of each line, as far as the files can be read: as the process sees them.
