@@ -227,15 +227,23 @@ fn sentence(standing: Standing, groups: &[Group], odd: &[String], why: &str) -> 
         Standing::CannotTell => "no verdict",
     };
     let is_odd = |group: &&Group| group.ranks.iter().any(|rank| odd.contains(rank));
-    let said = groups.iter().filter(is_odd).map(said).collect::<Vec<_>>().join("; ");
-    let others: Vec<String> = groups
-        .iter()
-        .filter(|group| !is_odd(group) && group.condition.kind != Kind::Idle)
-        .map(doing)
-        .collect();
-    let parts = [said, others.join("; "), why.to_owned()];
+    let idle = |group: &&Group| group.condition.kind == Kind::Idle;
+    let said = shortened(groups.iter().filter(is_odd).map(said).collect());
+    let others = groups.iter().filter(|group| !is_odd(group) && !idle(group));
+    let parts = [said, shortened(others.map(doing).collect()), why.to_owned()];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     format!("{begin}: {}", parts.join("; "))
+}
+
+/// The first ones of many: all groups are listed below the sentence.
+fn shortened(mut all: Vec<String>) -> String {
+    const SHOWN: usize = 3;
+    let more = all.len().saturating_sub(SHOWN);
+    all.truncate(SHOWN);
+    if more > 0 {
+        all.push(format!("and {more} more that differ"));
+    }
+    all.join("; ")
 }
 
 fn said(group: &Group) -> String {
