@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 part() { cargo check --locked --quiet --lib "$@"; }
-for crate in model wire data machine supervise native cluster; do
+for crate in model wire data machine supervise native cluster why; do
     part --package "cuda-cluster-$crate"
 done
 part --no-default-features
