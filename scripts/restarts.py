@@ -114,11 +114,13 @@ def launchers(which: str, path: Path) -> dict[str, list[str]]:
         "run --restarts --warm": [*ours, "--warm", MODULES[which], "--", *python],
     }
     if which == "torch":
-        # By itself torchrun 2.15 lends the ranks its own store, in which those of the next start find
-        # the addresses of the last: none of its jobs came back (4 of 4 seen).
+        # By itself torchrun 2.15 lends the ranks its own store, and none of its jobs came back (4 of 4
+        # seen): ranks of the next start connected to addresses that refused. With a store of the
+        # ranks' own they do.
         own_store = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
-        return {"torchrun": [*own_store, *torchrun, f"--nproc-per-node={RANKS}", str(path)], **found}
+        torchrun += [f"--nproc-per-node={RANKS}", str(path)]
+        return {"torchrun, ranks' own store": [*own_store, *torchrun], **found}
     return found
 
 
