@@ -42,7 +42,7 @@ pub enum Kind {
     Device,
     /// Uses a processor.
     Works,
-    /// Waits for a child that has ended already, or that is not there.
+    /// Waits for a process that it has started, which waits for it, or is not there.
     Child,
     /// In an operation that all ranks have to call.
     Collective,

@@ -258,7 +258,7 @@ impl<'a> Walk<'a> {
         matches!(waits, None | Some(Waits::Lock { timed: true, .. }))
             && !thread.frames.is_empty()
             && self.share(thread) < 20
-            && thread.waits_begun * 20 >= self.evidence.interval_ms
+            && thread.waits_begun > 1
     }
 
     /// A lock that processes share: a child that does not wait for it may have it.
@@ -351,7 +351,7 @@ impl<'a> Walk<'a> {
         if let Some(connection) = lost {
             return at(Kind::Network, unanswered(connection));
         }
-        let next = own.into_iter().filter_map(|pid| self.evidence.process(pid));
+        let next = own.iter().filter_map(|pid| self.evidence.process(*pid));
         let next = next.filter(|one| one.pid != process.pid && one.parent == process.pid);
         for child in next {
             if visited.insert(child.pid) {
@@ -359,6 +359,9 @@ impl<'a> Walk<'a> {
             }
         }
         let doing = if writes { "writes what is not read by" } else { "waits for" };
+        if let (Some(other), true) = (own.first(), on.is_empty()) {
+            return at(Kind::Child, format!("{doing} its process {other}, which waits for it"));
+        }
         if !on.is_empty() {
             let on: Vec<String> = on.into_iter().collect();
             return Condition {

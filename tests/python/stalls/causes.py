@@ -1,10 +1,13 @@
 """A job in which something is wrong, by name: `causes.py NAME`. Rank 2 is the odd one."""
 
+import asyncio
+import concurrent.futures
 import ctypes
 import fcntl
 import multiprocessing
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -151,6 +154,68 @@ def named_pipe(world: World) -> None:
     path = HERE / "fifo"
     os.mkfifo(path)
     path.read_bytes()
+
+
+def busy_interpreter(world: World) -> None:
+    # One operation of the interpreter, without an end in sight.
+    threading.Thread(target=lambda: 7 ** (7**11), name="hog", daemon=True).start()
+    time.sleep(0.1)
+
+
+def debugger(world: World) -> None:
+    attach = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+assert libc.ptrace(16, int(sys.argv[1]), None, None) == 0
+time.sleep(3600)
+"""
+    subprocess.Popen([sys.executable, "-c", attach, str(os.getpid())])
+    time.sleep(3600)
+
+
+def semaphore_of_a_sleeping_child(world: World) -> None:
+    context = multiprocessing.get_context("fork")
+    lock = context.Lock()
+    child = context.Process(target=lambda: lock.acquire() and time.sleep(3600))
+    child.start()
+    time.sleep(0.3)
+    lock.acquire()
+
+
+def queue_of_processes(world: World) -> None:
+    multiprocessing.get_context("fork").Queue().get()
+
+
+def condition_without_notify(world: World) -> None:
+    condition = threading.Condition()
+    with condition:
+        condition.wait()
+
+
+def pool_that_waits_for_itself(world: World) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: pool.submit(int).result()).result()
+
+
+def silent_server_by_select(world: World) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    link = socket.create_connection(listener.getsockname())
+    select.select([link], [], [])
+
+
+def event_of_asyncio(world: World) -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    asyncio.run(wait())
+
+
+def pipes_in_both_directions(world: World) -> None:
+    echo = "import sys\nfor line in sys.stdin: print(line * 9, end='')"
+    child = subprocess.Popen([sys.executable, "-c", echo], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    child.stdin.write(b"x\n" * (1 << 20))
 
 
 CAUSES: dict[str, Callable[[World], None]] = {
