@@ -7,7 +7,8 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt as _};
+use std::path::Path;
 use std::time::Duration;
 
 use anstream::AutoStream;
@@ -217,6 +218,18 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
         serde_json::to_string_pretty(value).map_err(|error| Failure::new(Exit::Failed, error))?;
     // The only character that JSON may have as it is and a stream without colours loses.
     print(&(text.replace('\u{7f}', "\\u007f") + "\n"))
+}
+
+/// Writes a value as JSON into a file that only this user can read.
+pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_vec_pretty(value);
+    let text = text.map_err(|error| Failure::new(Exit::Failed, error))?;
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
+    file.and_then(|mut file| file.write_all(&text)).map_err(|error| {
+        let what = format!("cannot write {}", path.display());
+        Failure::new(Exit::Failed, anyhow::Error::new(error).context(what))
+    })
 }
 
 /// The failure of a command that cannot print its answer. If the reader has gone, as in

@@ -1,7 +1,5 @@
 //! `report`: writes what is known about a cluster into a file to attach to an issue.
 
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -45,15 +43,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         output::print_json(&report)?;
         return Ok(Exit::Done);
     }
-    let unwritable = |error: std::io::Error| {
-        let what = format!("cannot write {}", file.display());
-        Failure::new(Exit::Failed, anyhow::Error::new(error).context(what))
-    };
-    let text = serde_json::to_vec_pretty(&report);
-    let text = text.map_err(|error| Failure::new(Exit::Failed, error))?;
-    let mut options = std::fs::OpenOptions::new();
-    let written = options.write(true).create(true).truncate(true).mode(0o600).open(&file);
-    written.and_then(|mut file| file.write_all(&text)).map_err(unwritable)?;
+    output::write_json(&file, &report)?;
     output::status(&format!(
         "{}: machine, plan, preflight, state, events, logs and crashes; values with a secret's name \
          are masked, but read it before you share it",

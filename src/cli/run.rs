@@ -17,7 +17,6 @@ use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, Up
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
-use crate::plan::EnginePlan;
 use crate::spec::{ClusterSpec, EngineKind, Request};
 use crate::supervise::record::{Record, What};
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
@@ -113,10 +112,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
     let program = os::process::own_program();
-    let copies = match &plan.engine {
-        EnginePlan::Command(told) => told.output_dir.as_deref(),
-        EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
-    };
+    let copies = plan.engine.output_dir();
     // Each stream has a copy of its own.
     let separate_streams = copies.is_some() || !output::streams_are_one();
     let form = OutputForm { separate_streams };

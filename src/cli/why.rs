@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         None => seen(arguments.name.as_ref())?,
     };
     if let Some(path) = &arguments.save {
-        save(path, &evidence)?;
+        output::write_json(path, &evidence)?;
     }
     let verdict = judge(&evidence);
     match arguments.output {
@@ -128,18 +128,6 @@ fn read(path: &Path) -> Result<Evidence, Failure> {
         return Err(unusable(anyhow::Error::msg(error)));
     }
     Ok(evidence)
-}
-
-fn save(path: &Path, evidence: &Evidence) -> Result<(), Failure> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let unwritable = |error: anyhow::Error| {
-        Failure::new(Exit::Failed, error.context(format!("cannot write {}", path.display())))
-    };
-    let text = serde_json::to_vec_pretty(evidence).map_err(|error| unwritable(error.into()))?;
-    let mut options = fs::OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(path);
-    file.and_then(|mut file| file.write_all(&text)).map_err(|error| unwritable(error.into()))
 }
 
 /// The verdict, then each group of ranks with where it is.

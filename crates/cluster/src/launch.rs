@@ -144,10 +144,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         together,
         to_be_verified: around.to_be_verified,
         run_to_completion: matches!(plan.engine, EnginePlan::Command(_)) && around.to_completion,
-        output_dir: match &plan.engine {
-            EnginePlan::Command(told) => told.output_dir.clone(),
-            EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
-        },
+        output_dir: plan.engine.output_dir().map(Path::to_owned),
         notes,
     })
 }

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calls;
 use crate::condition::{Condition, Kind, short};
-use crate::evidence::{Connection, End, Evidence, Frame, Process, Rank, State, Thread, Waits};
+use crate::evidence::{
+    Connection, End, Evidence, Frame, Holder, Process, Rank, State, Thread, Waits,
+};
 
 /// What a rank is doing.
 pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
@@ -16,22 +18,16 @@ pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
         ..Condition::plain(rank.pid.unwrap_or(0), text)
     };
     let Some(root) = rank.pid.and_then(|pid| evidence.process(pid)) else {
-        let unseen = rank.pid.is_some() && rank.ended.is_none();
-        return match &rank.ended {
-            Some(how) => gone(format!("has ended: {how}")),
-            None if unseen => {
-                Condition::plain(rank.pid.unwrap_or(0), "could not be seen".to_owned())
-            }
-            None => gone("is not running".to_owned()),
+        return match (&rank.ended, rank.pid) {
+            (Some(how), _) => gone(format!("has ended: {how}")),
+            (None, Some(pid)) => Condition::plain(pid, "could not be seen".to_owned()),
+            (None, None) => gone("is not running".to_owned()),
         };
     };
     if root.state == State::Zombie {
         return gone("has ended".to_owned());
     }
     let walk = Walk { evidence, children: evidence.children(), rank: &rank.name };
-    if let Some(held) = walk.held(root) {
-        return held;
-    }
     walk.process(root, &mut BTreeSet::new())
 }
 
@@ -43,6 +39,15 @@ struct Walk<'a> {
 }
 
 type Visited = BTreeSet<u32>;
+
+/// Who has the other ends of descriptors: other ranks, processes of the rank itself, and what is
+/// not of the job.
+#[derive(Default)]
+struct Far {
+    on: BTreeSet<String>,
+    own: Vec<u32>,
+    outside: BTreeSet<String>,
+}
 
 impl<'a> Walk<'a> {
     /// What keeps a process from running at all.
@@ -308,49 +313,13 @@ impl<'a> Walk<'a> {
         visited: &mut Visited,
     ) -> Condition {
         let at = |kind, text| self.at(process, Some(thread), kind, text);
-        let (mut on, mut outside, mut own) = (BTreeSet::new(), Vec::new(), Vec::new());
-        let mut lost = None;
-        for end in ends {
-            let others = match end {
-                End::Terminal { path } => {
-                    return at(Kind::Input, format!("waits for input from {path}"));
-                }
-                End::Pipe { others, .. } => {
-                    if others.is_empty() && !writes {
-                        outside.push("a pipe that only it has".to_owned());
-                    }
-                    others.clone()
-                }
-                End::Connection(number) => {
-                    let Some(connection) = process.connections.get(*number) else { continue };
-                    if connection.unanswered > 1 || connection.connecting {
-                        lost = Some(connection);
-                    }
-                    if connection.peer.is_none() && connection.remote != "unix" {
-                        outside.push(connection.remote.clone());
-                    }
-                    connection.peer.iter().cloned().collect()
-                }
-                End::File { path, .. } if is_a_device(path) => {
-                    return at(Kind::Device, format!("waits for {path}"));
-                }
-                End::File { path, .. } => {
-                    outside.push(path.clone());
-                    Vec::new()
-                }
-                End::Listener { .. } | End::Event | End::Other(_) => Vec::new(),
-            };
-            for other in others {
-                match other.rank {
-                    Some(rank) if rank == self.rank => own.push(other.pid),
-                    Some(rank) => drop(on.insert(rank)),
-                    None => outside.push(format!("process {}", other.pid)),
-                }
-            }
+        if let Some((kind, text)) = ends.iter().find_map(known) {
+            return at(kind, text);
         }
-        if let Some(connection) = lost {
-            return at(Kind::Network, unanswered(connection));
+        if let Some(text) = ends.iter().rev().find_map(|end| unanswered(process, end)) {
+            return at(Kind::Network, text);
         }
+        let Far { on, own, outside } = self.far(process, ends, writes);
         let next = own.iter().filter_map(|pid| self.evidence.process(*pid));
         let next = next.filter(|one| one.pid != process.pid && one.parent == process.pid);
         for child in next {
@@ -370,13 +339,46 @@ impl<'a> Walk<'a> {
                 ..at(Kind::Peer, String::new())
             };
         }
-        outside.sort();
-        outside.dedup();
         match outside.first() {
             Some(who) if writes => at(Kind::Unread, format!("{doing} {who}")),
             Some(who) => at(Kind::Outside, format!("{doing} {who}")),
             None => at(Kind::Idle, "waits for events".to_owned()),
         }
+    }
+
+    /// Who has the other ends.
+    fn far(&self, process: &Process, ends: &[End], writes: bool) -> Far {
+        let mut far = Far::default();
+        for end in ends {
+            let others: &[Holder] = match end {
+                End::Pipe { others, .. } => {
+                    if others.is_empty() && !writes {
+                        far.outside.insert("a pipe that only it has".to_owned());
+                    }
+                    others
+                }
+                End::Connection(number) => {
+                    let Some(connection) = process.connections.get(*number) else { continue };
+                    if connection.peer.is_none() && connection.remote != "unix" {
+                        far.outside.insert(connection.remote.clone());
+                    }
+                    connection.peer.as_slice()
+                }
+                End::File { path, .. } => {
+                    far.outside.insert(path.clone());
+                    &[]
+                }
+                End::Terminal { .. } | End::Listener { .. } | End::Event | End::Other(_) => &[],
+            };
+            for other in others {
+                match &other.rank {
+                    Some(rank) if rank == self.rank => far.own.push(other.pid),
+                    Some(rank) => drop(far.on.insert(rank.clone())),
+                    None => drop(far.outside.insert(format!("process {}", other.pid))),
+                }
+            }
+        }
+        far
     }
 
     /// A thread that waits for events: others may work meanwhile.
@@ -403,13 +405,25 @@ fn is_a_device(path: &str) -> bool {
     ["/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband"].iter().any(|it| path.starts_with(it))
 }
 
-fn unanswered(connection: &Connection) -> String {
-    let what = if connection.connecting { "connects to" } else { "has no answer from" };
-    let bytes = connection.unsent_bytes;
-    format!(
-        "{what} {} ({bytes} bytes sent again {} times)",
-        connection.remote, connection.unanswered
-    )
+/// What a wait for this is, whoever else has it: for a person, or for a device.
+fn known(end: &End) -> Option<(Kind, String)> {
+    match end {
+        End::Terminal { path } => Some((Kind::Input, format!("waits for input from {path}"))),
+        End::File { path, .. } if is_a_device(path) => {
+            Some((Kind::Device, format!("waits for {path}")))
+        }
+        _ => None,
+    }
+}
+
+/// A connection whose other end does not answer, in words.
+fn unanswered(process: &Process, end: &End) -> Option<String> {
+    let End::Connection(number) = end else { return None };
+    let connection = process.connections.get(*number)?;
+    let Connection { remote, unanswered, unsent_bytes, connecting, .. } = connection;
+    let what = if *connecting { "connects to" } else { "has no answer from" };
+    let lost = *connecting || *unanswered > 1;
+    lost.then(|| format!("{what} {remote} ({unsent_bytes} bytes sent again {unanswered} times)"))
 }
 
 fn waits_for_a_lock(thread: &Thread) -> bool {

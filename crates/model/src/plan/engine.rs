@@ -6,7 +6,7 @@
 //! *Invariant:* a plan with a key that its engine does not know is refused.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,14 @@ impl EnginePlan {
             EnginePlan::Native(_) => EngineKind::Native,
             EnginePlan::Dask(_) => EngineKind::Dask,
             EnginePlan::Command(_) => EngineKind::Command,
+        }
+    }
+
+    /// Where each rank's output also goes; only the command engine has ranks.
+    pub fn output_dir(&self) -> Option<&Path> {
+        match self {
+            EnginePlan::Native(_) | EnginePlan::Dask(_) => None,
+            EnginePlan::Command(command) => command.output_dir.as_deref(),
         }
     }
 }
