@@ -18,7 +18,7 @@ pub(crate) enum Exit {
     NotReady,
     /// 4: verification failed.
     Unverified,
-    /// 5: a job is stalled (`why`).
+    /// 5: its processes cannot go on by themselves (`why`, `--end-when-stalled`).
     Stalled,
     /// 128+n: ended by signal n.
     Signal(u8),

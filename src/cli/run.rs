@@ -19,7 +19,7 @@ use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
 use crate::spec::{ClusterSpec, EngineKind, Request};
 use crate::supervise::record::{Record, What};
-use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState};
+use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState, Stall};
 use crate::wire::process;
 
 /// Arguments of `run`.
@@ -168,6 +168,10 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             output::status(&format!("run: {}", cause.text));
             Ok(Exit::NotReady)
         }
+        (Outcome::Failed(cause), None) if cause.stalled => {
+            output::status("run: the ranks were ended, because they were stalled");
+            Ok(Exit::Stalled)
+        }
         (Outcome::Failed(cause), None) => {
             let root = root(&last, &cause.text);
             output::status(&format!("run: {root}; the other ranks were stopped"));
@@ -202,6 +206,16 @@ fn tell(record: &Record, copies: Option<&Path>) {
             "run: {} is not written any more: {reason}; the ranks go on",
             path.display()
         )),
+        What::Stalled(Stall { text, evidence, .. }) => {
+            output::status(&format!("run: {text}"));
+            if let Some(path) = evidence {
+                let path = path.display();
+                output::status(&format!(
+                    "run: what was seen is in {path} (cuda-cluster why --bundle {path})"
+                ));
+            }
+        }
+        What::GoesOn => output::status("run: the ranks go on"),
         What::Replaced { .. } => output::status(&format!("run: {}", sentence(record))),
         _ => {}
     }

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use clap::Args;
 use serde::Serialize;
@@ -12,11 +11,10 @@ use serde::Serialize;
 use super::failure::{Exit, Failure};
 use super::sanitize::plain;
 use super::{input, output, reach};
+use crate::cluster::{self, FindError};
 use crate::ids::ClusterName;
-use crate::plan::EngineKind;
-use crate::supervise::{ClusterState, ProcessState};
-use cuda_cluster_why::evidence::{Evidence, Rank, VERSION};
-use cuda_cluster_why::look::{Limits, look};
+use crate::supervise::ClusterState;
+use cuda_cluster_why::evidence::{Evidence, VERSION};
 use cuda_cluster_why::verdict::{Condition, Standing};
 use cuda_cluster_why::{Verdict, judge};
 
@@ -80,7 +78,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 fn seen(name: Option<&ClusterName>) -> Result<Evidence, Failure> {
-    let found = reach::find(name)?;
+    let found = match cluster::find(name) {
+        Ok(found) => found,
+        // Of one that was ended because it was stalled, this is kept.
+        Err(FindError::Ended(ended)) if ended.paths.stall().exists() => {
+            output::note(&format!("{} has ended; this was seen when it was stalled", ended.name));
+            return read(&ended.paths.stall());
+        }
+        Err(error) => return Err(reach::not_found(error)),
+    };
     // A supervisor that does not answer is no obstacle: what it has said last is in its directory.
     let answer = reach::block_on(found.control().read::<ClusterState>("/v1/state"));
     let state = match answer {
@@ -93,26 +99,11 @@ fn seen(name: Option<&ClusterName>) -> Result<Evidence, Failure> {
             None => return Err(error),
         },
     };
-    let processes = state.scheduler.iter().chain(&state.workers);
-    let serves = state.engine != EngineKind::Command;
-    Ok(look(processes.map(rank).collect(), serves, Limits::default()))
+    Ok(cluster::look_at(&state))
 }
 
 fn stored(path: &Path) -> Option<ClusterState> {
     serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
-}
-
-fn rank(process: &ProcessState) -> Rank {
-    let written = fs::metadata(&process.log).and_then(|log| log.modified()).ok();
-    let silent = written.and_then(|at| SystemTime::now().duration_since(at).ok());
-    let ended = process.last_exit.as_ref().filter(|_| process.pid.is_none());
-    Rank {
-        name: process.name.clone(),
-        pid: process.pid,
-        number: process.rank,
-        ended: ended.map(|last| last.reason.clone()),
-        silent_for_ms: silent.and_then(|silent| u64::try_from(silent.as_millis()).ok()),
-    }
 }
 
 fn read(path: &Path) -> Result<Evidence, Failure> {

@@ -280,6 +280,8 @@ pub(super) fn sentence(record: &Record) -> String {
         What::NotCopied { path, reason } => {
             format!("{} is not written any more: {reason}", path.display())
         }
+        What::Stalled(stall) => stall.text.clone(),
+        What::GoesOn => "its processes go on".to_owned(),
         What::Note { text } => text.clone(),
     };
     format!("{who}: {what}")

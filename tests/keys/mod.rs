@@ -70,6 +70,8 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("supervision.answer_within", "", "5s"),
     ("supervision.unresponsive", "", "restart"),
     ("supervision.gpu_free_within", "", "5s"),
+    ("supervision.stalled_after", "", "5m"),
+    ("supervision.end_when_stalled", "supervision: {stalled_after: 5m}", "true"),
     ("ulimits.core", "", "0"),
     ("ulimits.memlock", "", "unlimited"),
     ("ulimits.nofile", "", "4096"),

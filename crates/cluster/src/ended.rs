@@ -108,7 +108,7 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
                 let last = last.map_or_else(|| state.started_at.clone(), |last| last.at);
                 text.push_str(&format!(" some time after {last}, and the guardian with it"));
             }
-            state.cause = Some(Cause { process: None, text, exit: None, log_tail: Vec::new() });
+            state.cause = Some(Cause::of_cluster(text));
             state.state = ClusterPhase::Failed;
         }
     }

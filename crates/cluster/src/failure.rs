@@ -107,12 +107,7 @@ impl LaunchFailure {
 
 /// The failure for a cluster that ended before it was READY.
 pub(super) fn not_ready(outcome: Outcome) -> LaunchFailure {
-    let stopped = || Cause {
-        process: None,
-        text: "it was stopped while it started".to_owned(),
-        exit: None,
-        log_tail: Vec::new(),
-    };
+    let stopped = || Cause::of_cluster("it was stopped while it started");
     let late = matches!(outcome, Outcome::NotReady(_));
     let cause = match outcome {
         Outcome::NotReady(cause) | Outcome::Failed(cause) => cause,

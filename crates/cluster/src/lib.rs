@@ -37,6 +37,7 @@ mod ranks;
 mod report;
 mod run;
 mod secret;
+mod stalls;
 mod start;
 mod supervising;
 mod takedown;
@@ -109,6 +110,8 @@ pub use prepare::{
 #[doc(hidden)]
 pub use report::{BugReport, crashes, recorded_machine, recorded_preflight};
 #[doc(hidden)]
+pub use stalls::look_at;
+#[doc(hidden)]
 pub use start::start;
 
 /// Runs a hidden subcommand, if this process was started for one: the guardian, the shim, the
@@ -125,9 +128,10 @@ pub fn dispatch() -> Option<ExitCode> {
 
 /// The subcommands of clusters of all engines.
 fn supervision() -> Option<ExitCode> {
-    let supervisor = || {
-        let subcommand = std::env::args_os().nth(1)?;
-        (subcommand == detached::SUBCOMMAND).then(supervising::main)
+    let own = || match std::env::args_os().nth(1)?.to_str()? {
+        detached::SUBCOMMAND => Some(supervising::main()),
+        stalls::SUBCOMMAND => Some(stalls::main()),
+        _ => None,
     };
-    cuda_cluster_machine::os::dispatch().or_else(supervisor)
+    cuda_cluster_machine::os::dispatch().or_else(own)
 }

@@ -46,6 +46,8 @@ pub struct BugReport {
     events: Vec<Value>,
     logs: BTreeMap<String, Vec<String>>,
     crashes: BTreeMap<String, Value>,
+    /// What was seen when its processes could last not go on, for `why --bundle`.
+    stall: Option<Value>,
 }
 
 impl BugReport {
@@ -70,6 +72,7 @@ impl BugReport {
             events,
             logs: logs(paths),
             crashes: crashes(paths),
+            stall: json(&paths.stall()),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
 use crate::ranks::Ranks;
 use crate::secret;
+use crate::stalls::Watch;
 use cuda_cluster_machine::os::limits::{self, TooFew};
 use cuda_cluster_machine::os::run_directory::{RunDirectory, RunDirectoryError};
 use cuda_cluster_machine::os::shared_memory;
@@ -173,7 +174,13 @@ pub async fn start(
         gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
         ..Options::default()
     };
+    let paths = directory.paths().clone();
     let supervisor = Supervisor::start(launch, directory, options).await?;
+    if let Some(after) = plan.supervision.stalled_after {
+        let (state, stopper) = (supervisor.state(), supervisor.stopper());
+        let program = program.to_owned();
+        tokio::spawn(Watch { after: after.0, program, paths, state, stopper }.run());
+    }
     if let Some(ranks) = ranks {
         ranks.can_end(supervisor.stopper());
     }

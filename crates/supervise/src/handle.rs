@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::gpu::GpuWatch;
-use super::{ClusterState, Escalation, Record};
+use super::{ClusterState, Escalation, Record, Stall};
 use cuda_cluster_machine::os::guardian::GuardianError;
 use cuda_cluster_machine::os::run_directory::RunDirectoryError;
 use cuda_cluster_model::plan::Program;
@@ -144,6 +144,8 @@ pub(super) enum ControlRequest {
     Fail {
         reason: String,
     },
+    /// Processes can't go on, or go on again.
+    Stalled(Option<Stall>),
     /// For the state after the processes have been checked.
     Look {
         answer: oneshot::Sender<()>,

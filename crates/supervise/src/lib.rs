@@ -31,7 +31,7 @@ mod readings;
 mod service;
 pub use handle::{Meet, Meeting, Options, OutputPipe, RequestError, StartError};
 pub use phase::{ClusterPhase, ProcessPhase};
-pub use record::{Cause, Outcome, Record};
+pub use record::{Cause, Outcome, Record, Stall};
 pub use service::{Stopper, Supervisor};
 pub use state::{ClusterState, ProcessState};
 

@@ -38,6 +38,11 @@ impl ClusterPhase {
         matches!(self, ClusterPhase::Starting | ClusterPhase::Verifying)
     }
 
+    /// Whether its processes may be at work: nothing is being started or ended.
+    pub fn is_at_work(self) -> bool {
+        matches!(self, ClusterPhase::Ready | ClusterPhase::Unresponsive | ClusterPhase::Degraded)
+    }
+
     /// Whether this is a final phase.
     pub fn is_end(self) -> bool {
         matches!(self, ClusterPhase::Stopped | ClusterPhase::Failed)

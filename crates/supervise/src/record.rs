@@ -36,12 +36,10 @@ impl Record {
         let What::Cluster { state, cause } = &self.what else { return None };
         match state {
             ClusterPhase::Stopped => Some(Outcome::Stopped { degraded: cause.clone() }),
-            ClusterPhase::Failed => Some(Outcome::Failed(cause.clone().unwrap_or_else(|| Cause {
-                process: None,
-                text: "nothing tells why it failed".to_owned(),
-                exit: None,
-                log_tail: Vec::new(),
-            }))),
+            ClusterPhase::Failed => {
+                let unknown = || Cause::of_cluster("nothing tells why it failed");
+                Some(Outcome::Failed(cause.clone().unwrap_or_else(unknown)))
+            }
             _ => None,
         }
     }
@@ -129,6 +127,10 @@ pub enum What {
         path: PathBuf,
         reason: String,
     },
+    /// The processes have not been able to go on for `supervision.stalled_after`.
+    Stalled(Stall),
+    /// The processes go on that were stalled.
+    GoesOn,
     /// Something that nobody has to act on, but that explains what is seen.
     Note { text: String },
 }
@@ -144,6 +146,28 @@ pub struct Cause {
     pub exit: Option<Exit>,
     /// The last lines of its log.
     pub log_tail: Vec<String>,
+    /// Whether nothing had failed, but its processes could not go on by themselves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stalled: bool,
+}
+
+impl Cause {
+    /// A cause that is no single process's.
+    pub fn of_cluster(text: impl Into<String>) -> Self {
+        let (process, exit, log_tail) = (None, None, Vec::new());
+        Self { process, text: text.into(), exit, log_tail, stalled: false }
+    }
+}
+
+/// Processes that can't go on by themselves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stall {
+    /// Who, and why, in a sentence without a full stop.
+    pub text: String,
+    /// Those that the others wait for; empty if all wait for each other.
+    pub processes: Vec<String>,
+    /// What was seen, for `cuda-cluster why --bundle`; `None` if it could not be written.
+    pub evidence: Option<PathBuf>,
 }
 
 impl fmt::Display for Cause {

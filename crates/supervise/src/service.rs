@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::actor::Actor;
 use super::handle::{Ask, ControlRequest, Handle, Options, RequestError, StartError};
-use super::{Cause, ClusterState, Escalation, Launch, Outcome, Record};
+use super::{Cause, ClusterState, Escalation, Launch, Outcome, Record, Stall};
 use cuda_cluster_machine::os::guardian::Guardian;
 use cuda_cluster_machine::os::run_directory::RunDirectory;
 
@@ -105,9 +105,7 @@ impl Supervisor {
     ///
     /// After a success the run directory is removed; after a failure its logs are kept.
     pub async fn wait(mut self) -> Outcome {
-        let lost = |text: String| {
-            Outcome::Failed(Cause { process: None, text, exit: None, log_tail: Vec::new() })
-        };
+        let lost = |text: String| Outcome::Failed(Cause::of_cluster(text));
         match self.task.take() {
             Some(task) => task.await.unwrap_or_else(|error| lost(error.to_string())),
             None => lost("the supervisor was not at work".to_owned()),
@@ -144,6 +142,11 @@ impl Stopper {
     /// Requests the end, because the cluster can't go on for this reason.
     pub fn fail(&self, reason: String) {
         let _ = self.0.send(ControlRequest::Fail { reason });
+    }
+
+    /// Reports that its processes can't go on by themselves, or that they go on again.
+    pub fn stalled(&self, stall: Option<Stall>) {
+        let _ = self.0.send(ControlRequest::Stalled(stall));
     }
 
     /// Like [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.

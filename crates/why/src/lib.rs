@@ -12,6 +12,7 @@ mod condition;
 pub mod evidence;
 mod follow;
 pub mod look;
+pub mod patience;
 pub mod verdict;
 
 pub use evidence::Evidence;

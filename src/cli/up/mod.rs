@@ -354,9 +354,10 @@ fn verdict(
         (Outcome::Failed(cause), None) => {
             let is_program = matches!(plan.engine, EnginePlan::Command(_));
             let done = is_program && cause.exit.is_some_and(|exit| exit.is_success());
+            let exit = if cause.stalled { Exit::Stalled } else { Exit::Failed };
             let hint =
                 "'up' is for programs that stay; cuda-cluster run -f SPEC runs one to its end";
-            Err(failed(Exit::Failed, &cause).maybe_hint(done.then(|| hint.to_owned())))
+            Err(failed(exit, &cause).maybe_hint(done.then(|| hint.to_owned())))
         }
         (Outcome::NotReady(cause) | Outcome::Failed(cause), Some(number)) => {
             output::status(&cause.to_string());
@@ -447,12 +448,8 @@ mod tests {
             let request = Request::of(crate::spec::parse(&text, "test").expect("right"));
             let machine = source::load("dgx-1-v100").expect("built in");
             let plan = crate::plan::plan(&machine, &request.expect("right"), &Default::default());
-            let cause = Cause {
-                process: None,
-                text: String::new(),
-                exit: Some(crate::wire::process::Exit::status(code)),
-                log_tail: Vec::new(),
-            };
+            let exit = Some(crate::wire::process::Exit::status(code));
+            let cause = Cause { exit, ..Cause::of_cluster("") };
             let outcome = Outcome::Failed(cause);
             let failure =
                 verdict(outcome, (None, true), None, &plan.expect("a plan")).expect_err("failed");

@@ -359,6 +359,8 @@ fn supervision(context: &Context) -> Result<Supervision, PlanError> {
         answer_within: asked.answer_within.unwrap_or(usual.answer_within),
         unresponsive: asked.unresponsive.unwrap_or(usual.unresponsive),
         gpu_free_within: asked.gpu_free_within.unwrap_or(usual.gpu_free_within),
+        stalled_after: asked.stalled_after.or(usual.stalled_after),
+        end_when_stalled: asked.end_when_stalled.unwrap_or(usual.end_when_stalled),
         log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |Bytes(bytes)| bytes),
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
         pid_file: spec.worker.pid_file.as_ref().map(Into::into),

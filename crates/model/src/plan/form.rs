@@ -335,6 +335,12 @@ pub struct Supervision {
     pub unresponsive: Unresponsive,
     /// Longest wait for a dead worker's GPU memory to be free before its restart.
     pub gpu_free_within: Span,
+    /// For how long processes that can't go on are not said to be stalled; `None` for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled_after: Option<Span>,
+    /// Whether the cluster then ends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end_when_stalled: bool,
     /// A log file is rotated at this size, in bytes.
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
@@ -448,6 +454,8 @@ impl Default for Supervision {
             answer_within: answer_within(),
             unresponsive: Unresponsive::default(),
             gpu_free_within: Span::secs(10),
+            stalled_after: None,
+            end_when_stalled: false,
             log_rotate_bytes: 64 << 20,
             log_keep: 3,
             pid_file: None,

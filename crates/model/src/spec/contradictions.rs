@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::error::{Found, one_of, refuse};
 use super::{
     Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand,
+    SupervisionSpec,
 };
 use super::{implausible, network, texts};
 use crate::units::{Size, Span};
@@ -261,6 +262,7 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "make it longer; the default is 30s",
         );
     }
+    stalls(supervision)?;
     let resources = spec.worker.resources.iter().flatten();
     let whole = |amount: f64| amount >= 0.0 && amount.fract() == 0.0 && amount < 1e18;
     let native = spec.engine.unwrap_or_default() == EngineKind::Native;
@@ -278,6 +280,22 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
     Ok(())
 }
 
+fn stalls(supervision: &SupervisionSpec) -> Result<(), Found> {
+    match supervision.stalled_after {
+        Some(after) if after < SHORTEST_STALL => refuse(
+            "supervision.stalled_after",
+            format!("a wait of less than {SHORTEST_STALL} is nothing unusual"),
+            "make it longer than the longest wait in a good job, such as 5m",
+        ),
+        None if supervision.end_when_stalled == Some(true) => refuse(
+            "supervision.end_when_stalled",
+            "nobody looks whether anything is stalled",
+            "give 'supervision.stalled_after', too, such as 5m",
+        ),
+        _ => Ok(()),
+    }
+}
+
 /// The most former logs of a process.
 pub(crate) const MOST_LOGS: u32 = 1000;
 
@@ -286,6 +304,9 @@ pub(crate) const MOST_THREADS: u32 = 4 << 20;
 
 /// With less, processes on a busy machine would often count as unresponsive.
 const SHORTEST_ANSWER: Span = Span::millis(100);
+
+/// Nobody can tell sooner: the patience of `why`'s verdicts.
+const SHORTEST_STALL: Span = Span::secs(5);
 
 /// Variables that the plan sets itself.
 const DECIDED: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];

@@ -360,6 +360,10 @@ flags! {
         supervision.answer_within: Span "answer-within" "SPAN";
         /// What to do with an unresponsive process: wait, restart
         supervision.unresponsive: Text "unresponsive" "WHAT";
+        /// Say who keeps all from going on when that has lasted so long, such as 5m
+        supervision.stalled_after: Span "stalled-after" "SPAN";
+        /// End what is stalled, with exit code 5
+        supervision.end_when_stalled: Switch "end-when-stalled";
     }
     "Programs" {
         /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,

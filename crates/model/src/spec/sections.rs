@@ -214,6 +214,11 @@ section! {
         unresponsive: Unresponsive,
         /// Longest wait for a dead worker's GPU memory to be free. Default: `10s`.
         gpu_free_within: Span,
+        /// Processes that can't go on by themselves for this long are said to be stalled, with the
+        /// cause. They are looked at from outside, a few times within it. Default: never.
+        stalled_after: Span,
+        /// A cluster that is stalled is ended. Default: `false`.
+        end_when_stalled: bool,
     }
 }
 

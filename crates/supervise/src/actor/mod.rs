@@ -300,6 +300,7 @@ impl Actor {
             }
             ControlRequest::Verified => return Some(Event::Verified),
             ControlRequest::Fail { reason } => return Some(Event::Broken { reason }),
+            ControlRequest::Stalled(stall) => return Some(Event::Stalled(stall)),
             ControlRequest::Look { answer } => {
                 self.onlookers.push(answer);
                 return Some(self.look());

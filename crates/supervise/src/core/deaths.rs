@@ -95,6 +95,7 @@ impl Core {
             text: format!("{} {reason}", self.slots[number].shown.name),
             exit: Some(exit),
             log_tail,
+            stalled: false,
         };
         match then {
             _ if self.ending.is_some() => self.stay_stopped(number),
@@ -218,7 +219,7 @@ impl Core {
             GpuFinding::Lost(reason) => {
                 let name = slot.shown.name.clone();
                 let text = format!("{name} cannot be started again: {reason}");
-                let cause = Cause { process: Some(name), text, exit: None, log_tail: Vec::new() };
+                let cause = Cause { process: Some(name), ..Cause::of_cluster(text) };
                 self.record(now, Some(number), What::Failed { reason: cause.text.clone() });
                 self.fail(number, cause);
                 // The others go on without it.

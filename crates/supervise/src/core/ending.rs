@@ -147,7 +147,7 @@ impl Core {
             named.push(format!("and {others} more"));
         }
         let text = format!("not ready within {}: {}", self.policy.ready_within, named.join(", "));
-        let mut cause = self.cluster_cause(text);
+        let mut cause = Cause::of_cluster(text);
         // What a process that hangs has said is in its log; the first one stands for all.
         let first =
             (0..self.slots.len()).find(|number| unready(number) && self.slots[*number].is_alive());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::SlotNumber;
 use crate::record::GpuError;
-use crate::{Escalation, Outcome, Record};
+use crate::{Escalation, Outcome, Record, Stall};
 use cuda_cluster_wire::process::{Exit, Key};
 use cuda_cluster_wire::status::Status;
 
@@ -47,6 +47,8 @@ pub(crate) enum Event {
     NotCopied { key: Key, path: PathBuf, reason: String },
     /// A remark to record; what `lasts` is shown with the state until the next about the same.
     Noted { about: Subject, text: String, lasts: bool },
+    /// Since when it was last told, processes can't go on, or go on again.
+    Stalled(Option<Stall>),
     /// The end was requested.
     Stop(Escalation),
     /// A restart of a process was requested.
@@ -72,6 +74,8 @@ pub(crate) enum Subject {
     Directory,
     /// The file of the events in it.
     Journal,
+    /// Whether its processes go on.
+    Progress,
 }
 
 /// The state of a dead process's GPU.

@@ -30,6 +30,7 @@ use std::time::{Duration, SystemTime};
 use super::record::What;
 use super::{
     Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
+    Stall,
 };
 use cuda_cluster_model::plan::Supervision;
 use cuda_cluster_model::units::HumanBytes;
@@ -234,15 +235,10 @@ impl Core {
             }
             Event::NotCopied { key, path, reason } => self.not_copied(key, path, reason, now),
             Event::Noted { about, text, lasts } => {
-                if let Some(before) = self.lasting.remove(&about) {
-                    self.state.notes.retain(|note| *note != before);
-                }
-                if lasts {
-                    self.lasting.insert(about, text.clone());
-                    self.state.notes.push(text.clone());
-                }
+                self.note(about, lasts.then(|| text.clone()));
                 self.record(now, None, What::Note { text });
             }
+            Event::Stalled(stall) => self.stalled(stall, now),
             Event::Stop(how) => self.stop(how, now),
             Event::Restart(slot) => self.restart(slot, now),
             Event::Scale(wanted) => self.scale(wanted, now),
@@ -251,11 +247,11 @@ impl Core {
             Event::GuardianLost => {
                 let text = "the guardian process has ended; nothing holds the processes together \
                             any more";
-                let cause = self.cluster_cause(text.to_owned());
+                let cause = Cause::of_cluster(text);
                 self.end_at_once(Outcome::Failed(cause), now);
             }
             Event::Broken { reason } => {
-                let cause = self.cluster_cause(reason);
+                let cause = Cause::of_cluster(reason);
                 self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
             }
             Event::Tick => {}
@@ -265,6 +261,31 @@ impl Core {
     fn not_copied(&mut self, key: Key, path: PathBuf, reason: String, now: Moment) {
         self.state.notes.push(format!("{} is not written any more: {reason}", path.display()));
         self.record(now, self.slot_of(key), What::NotCopied { path, reason });
+    }
+
+    /// Shows this about a subject in place of what was shown before.
+    fn note(&mut self, about: Subject, text: Option<String>) {
+        if let Some(before) = self.lasting.remove(&about) {
+            self.state.notes.retain(|note| *note != before);
+        }
+        if let Some(text) = text {
+            self.lasting.insert(about, text.clone());
+            self.state.notes.push(text);
+        }
+    }
+
+    fn stalled(&mut self, stall: Option<Stall>, now: Moment) {
+        if self.ending.is_some() {
+            return;
+        }
+        self.note(Subject::Progress, stall.as_ref().map(|stall| stall.text.clone()));
+        let Some(stall) = stall else { return self.record(now, None, What::GoesOn) };
+        let (text, process) = (stall.text.clone(), stall.processes.first().cloned());
+        self.record(now, None, What::Stalled(stall));
+        if self.policy.end_when_stalled {
+            let cause = Cause { process, stalled: true, ..Cause::of_cluster(text) };
+            self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
+        }
     }
 
     // ---- messages from processes
@@ -443,10 +464,6 @@ impl Core {
 
     fn time_of_day(&self, now: Moment) -> String {
         humantime::format_rfc3339_millis(self.began + now).to_string()
-    }
-
-    fn cluster_cause(&self, text: String) -> Cause {
-        Cause { process: None, text, exit: None, log_tail: Vec::new() }
     }
 }
 

@@ -134,7 +134,7 @@ impl Core {
         let members = self.replace_lost(now);
         if members.is_empty() {
             let failed = self.slots.iter().rev().find_map(|slot| slot.cause.clone());
-            let cause = failed.unwrap_or_else(|| self.cluster_cause("no GPU is left".to_owned()));
+            let cause = failed.unwrap_or_else(|| Cause::of_cluster("no GPU is left".to_owned()));
             self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
             return false;
         }
@@ -194,7 +194,7 @@ impl Core {
         }
         if let (Some(reason), None) = (failure, &self.ending) {
             let text = format!("the ranks have no place to find each other again: {reason}");
-            let cause = self.cluster_cause(text);
+            let cause = Cause::of_cluster(text);
             self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
     }

@@ -203,23 +203,12 @@ impl RunDirectory {
         self.lock.as_fd()
     }
 
-    /// Writes one of the files atomically, readable by this user only.
+    /// As [`write_private`].
     ///
     /// # Errors
-    /// If a system call fails.
+    /// As there.
     pub fn write_private(&self, path: &Path, content: &[u8]) -> Result<(), RunDirectoryError> {
-        let io = |action| move |source| RunDirectoryError::Io { action, path: path.into(), source };
-        let draft = path.with_extension("new");
-        // A draft that was left by a dead writer is of no use.
-        let _ = fs::remove_file(&draft);
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&draft)
-            .map_err(io("create"))?;
-        file.write_all(content).map_err(io("write"))?;
-        fs::rename(&draft, path).map_err(io("write"))
+        write_private(path, content)
     }
 
     /// Removes the directory with its contents, and releases the lock. Also removes the base
@@ -321,6 +310,25 @@ pub fn private_base() -> Result<PathBuf, RunDirectoryError> {
     let base = base();
     make_private(&base)?;
     Ok(base)
+}
+
+/// Writes a file of a run directory atomically, readable by this user only.
+///
+/// # Errors
+/// If a system call fails.
+pub fn write_private(path: &Path, content: &[u8]) -> Result<(), RunDirectoryError> {
+    let io = |action| move |source| RunDirectoryError::Io { action, path: path.into(), source };
+    let draft = path.with_extension("new");
+    // A draft that was left by a dead writer is of no use.
+    let _ = fs::remove_file(&draft);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&draft)
+        .map_err(io("create"))?;
+    file.write_all(content).map_err(io("write"))?;
+    fs::rename(&draft, path).map_err(io("write"))
 }
 
 /// Names of all clusters with a run directory below this user's [`base`], running or not, sorted.

@@ -23,6 +23,7 @@ const PLAN: &str = "plan.json";
 const WORKERS_PLAN: &str = "workers-plan.json";
 const TOPOLOGY: &str = "topology.json";
 const PREFLIGHT: &str = "preflight.json";
+const STALL: &str = "stall.json";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
 const LOGS: &str = "logs";
@@ -99,6 +100,11 @@ impl Paths {
     /// What preflight has found, as JSON; only of a cluster for this machine.
     pub fn preflight(&self) -> PathBuf {
         self.root.join(PREFLIGHT)
+    }
+
+    /// What was seen when its processes could last not go on, as `why --save` writes it.
+    pub fn stall(&self) -> PathBuf {
+        self.root.join(STALL)
     }
 
     /// The control API's socket.

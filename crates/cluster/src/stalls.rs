@@ -1,0 +1,199 @@
+//! Has a cluster's processes looked at from outside, and tells its supervisor when they can't go on.
+//!
+//! Judges nothing itself.
+//!
+//! *Invariant:* the supervisor reads no other process's memory and waits for no look: each is a
+//! process of its own, which the kernel may hold for long, and of which there is one at a time.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use cuda_cluster_machine::os::run_directory::{Paths, write_private};
+use cuda_cluster_model::plan::EngineKind;
+use cuda_cluster_supervise::{ClusterState, ProcessState, Stall, Stopper};
+use cuda_cluster_why::evidence::Rank;
+use cuda_cluster_why::look::{Limits, look};
+use cuda_cluster_why::patience::{Change, Patience};
+use cuda_cluster_why::{Evidence, Verdict, judge};
+
+/// The hidden subcommand that looks once.
+pub(crate) const SUBCOMMAND: &str = "__look";
+
+/// How long a look may take: it gives up itself long before.
+const LONGEST_LOOK: Duration = Duration::from_secs(30);
+
+/// The least and the most time between two looks. Eight ranks cost a tenth of a second of a CPU.
+const BETWEEN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// The longest answer: 1,000 processes of 100 threads have less.
+const LONGEST_ANSWER: u64 = 256 << 20;
+
+/// What is to be looked at.
+#[derive(Debug, Serialize, Deserialize)]
+struct Order {
+    ranks: Vec<Rank>,
+    serves: bool,
+}
+
+/// What was seen, and what follows from it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Seen {
+    verdict: Verdict,
+    evidence: Evidence,
+}
+
+/// Looks at the processes of a cluster that are in this state.
+pub fn look_at(state: &ClusterState) -> Evidence {
+    Order::of(state).look()
+}
+
+impl Order {
+    fn of(state: &ClusterState) -> Self {
+        let processes = state.scheduler.iter().chain(&state.workers);
+        // The processes of other engines wait for requests while nothing is to be done.
+        Self { ranks: processes.map(rank).collect(), serves: state.engine != EngineKind::Command }
+    }
+
+    fn look(self) -> Evidence {
+        look(self.ranks, self.serves, Limits::default())
+    }
+}
+
+fn rank(process: &ProcessState) -> Rank {
+    let written = fs::metadata(&process.log).and_then(|log| log.modified()).ok();
+    let silent = written.and_then(|at| SystemTime::now().duration_since(at).ok());
+    let ended = process.last_exit.as_ref().filter(|_| process.pid.is_none());
+    Rank {
+        name: process.name.clone(),
+        pid: process.pid,
+        number: process.rank,
+        ended: ended.map(|last| last.reason.clone()),
+        silent_for_ms: silent.and_then(|silent| u64::try_from(silent.as_millis()).ok()),
+    }
+}
+
+/// Looks once, in a process of its own: reads the order from standard input, writes what was seen
+/// to standard output.
+pub(crate) fn main() -> ExitCode {
+    // The thread that has started it stays while the cluster runs.
+    let bound = set_pdeathsig(Signal::SIGKILL);
+    let mut text = String::new();
+    let read = io::stdin().take(LONGEST_ANSWER).read_to_string(&mut text);
+    let order: Option<Order> = serde_json::from_str(&text).ok();
+    let (Ok(()), Ok(_), Some(order)) = (bound, read, order) else { return ExitCode::FAILURE };
+    let evidence = order.look();
+    let seen = Seen { verdict: judge(&evidence), evidence };
+    // A line, because the end of the output may wait for the kernel, as the process's end does.
+    let written = serde_json::to_string(&seen).map(|text| writeln!(io::stdout(), "{text}"));
+    if matches!(written, Ok(Ok(()))) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Watches a cluster until it ends.
+pub(crate) struct Watch {
+    pub(crate) after: Duration,
+    /// The program with the hidden subcommand.
+    pub(crate) program: PathBuf,
+    pub(crate) paths: Paths,
+    pub(crate) state: watch::Receiver<ClusterState>,
+    pub(crate) stopper: Stopper,
+}
+
+impl Watch {
+    /// Looks a few times within the time that a stall takes to be one.
+    pub(crate) async fn run(mut self) {
+        let began = Instant::now();
+        let mut patience = Patience::new(self.after);
+        let mut eye = Eye::new(self.program.clone());
+        let every = (self.after / 8).clamp(BETWEEN[0], BETWEEN[1]);
+        let ends = |state: &ClusterState| state.ended_at.is_some();
+        loop {
+            // The sender is gone when the supervisor is.
+            if tokio::time::timeout(every, self.state.wait_for(ends)).await.is_ok() {
+                return;
+            }
+            let state = self.state.borrow().clone();
+            let seen = match state.state.is_at_work() {
+                true => eye.look(&Order::of(&state)).await,
+                false => None,
+            };
+            let change = match seen {
+                Some(seen) => patience.hear(&seen.verdict, began.elapsed()),
+                None => patience.interrupt(),
+            };
+            match (change, seen) {
+                (Some(Change::Stalled), Some(seen)) => self.stopper.stalled(Some(Stall {
+                    text: seen.verdict.text.clone(),
+                    processes: seen.verdict.odd.clone(),
+                    evidence: written(&self.paths.stall(), &seen.evidence),
+                })),
+                (Some(_), _) => self.stopper.stalled(None),
+                (None, _) => {}
+            }
+        }
+    }
+}
+
+fn written(path: &Path, evidence: &Evidence) -> Option<PathBuf> {
+    let text = serde_json::to_vec(evidence).ok()?;
+    write_private(path, &text).ok()?;
+    Some(path.to_owned())
+}
+
+/// Has other processes look.
+struct Eye {
+    program: PathBuf,
+    seen: Option<Seen>,
+    /// The one that looked last, until it has ended.
+    last: Option<Child>,
+}
+
+impl Eye {
+    fn new(program: PathBuf) -> Self {
+        Self { program, seen: None, last: None }
+    }
+
+    /// What is seen now; `None` if nothing is.
+    ///
+    /// While the kernel holds the one that looked last, this is what that one saw: it is held by
+    /// what holds the process that it looked at.
+    async fn look(&mut self, order: &Order) -> Option<&Seen> {
+        let held = |child: &mut Child| matches!(child.try_wait(), Ok(None));
+        if self.last.as_mut().is_none_or(|child| !held(child)) {
+            self.seen = None;
+            let mut child = self.start().ok()?;
+            let answer = tokio::time::timeout(LONGEST_LOOK, ask(&mut child, order)).await;
+            self.seen = answer.ok().and_then(Result::ok);
+            // It has nothing more to say, and need not end by itself.
+            let _ = child.start_kill();
+            self.last = Some(child);
+        }
+        self.seen.as_ref()
+    }
+
+    fn start(&self) -> io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.kill_on_drop(true).spawn()
+    }
+}
+
+async fn ask(child: &mut Child, order: &Order) -> io::Result<Seen> {
+    let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    };
+    input.write_all(&serde_json::to_vec(order)?).await?;
+    drop(input);
+    let mut text = Vec::new();
+    BufReader::new(output.take(LONGEST_ANSWER)).read_until(b'\n', &mut text).await?;
+    Ok(serde_json::from_slice(&text)?)
+}
