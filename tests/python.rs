@@ -91,6 +91,11 @@ fn a_release_has_one_version_its_notes_and_its_provenance() {
 }
 
 #[test]
+fn what_cannot_go_on_is_told_of_and_ended_if_that_is_wanted() {
+    told_by("test_stalls.py");
+}
+
+#[test]
 fn keywords_and_settings_of_wrong_types_are_refused_by_their_names() {
     told_by("test_keywords.py");
 }

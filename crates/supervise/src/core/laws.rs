@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::world::{World, launch, policy, up};
+use super::world::{World, launch, policy, stall, up};
 use super::{Event, GpuFinding, Moment};
 use crate::Escalation;
 use cuda_cluster_model::plan::{RestartWhen, Unresponsive};
@@ -30,6 +30,7 @@ enum Happening {
     Restart(usize),
     Scale(usize),
     Verified,
+    Stall(bool),
     Meet(bool),
     Hang(usize, bool),
     HangGuardian(bool),
@@ -64,6 +65,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0usize..6).prop_map(Happening::Restart),
         1 => (0usize..6).prop_map(Happening::Scale),
         1 => Just(Happening::Verified),
+        1 => any::<bool>().prop_map(Happening::Stall),
         4 => proptest::bool::weighted(0.1).prop_map(Happening::Meet),
         2 => (slot.clone(), any::<bool>()).prop_map(|(slot, hangs)| Happening::Hang(slot, hangs)),
         1 => any::<bool>().prop_map(Happening::HangGuardian),
@@ -149,6 +151,7 @@ impl World {
             Happening::Restart(slot) => Some(Event::Restart(slot)),
             Happening::Scale(workers) => Some(Event::Scale(workers)),
             Happening::Verified => Some(Event::Verified),
+            Happening::Stall(begins) => Some(Event::Stalled(begins.then(stall))),
             Happening::Meet(fails) => {
                 self.meeting.then(|| Event::Met { failure: fails.then(|| "no port".to_owned()) })
             }
@@ -204,6 +207,7 @@ proptest! {
         unresponsive in prop_oneof![Just(Unresponsive::Wait), Just(Unresponsive::Restart)],
         answer_within in prop_oneof![Just(Span::secs(1)), Just(policy().answer_within)],
         to_be_verified in proptest::bool::weighted(0.2),
+        end_when_stalled: bool,
         scheduler_stays: bool,
         workers_wait: bool,
         together in proptest::option::weighted(0.3, 0u32..4),
@@ -220,6 +224,7 @@ proptest! {
         launch.standby = if together.is_some() { standby } else { 0 };
         launch.supervision.restart = restart;
         launch.supervision.unresponsive = unresponsive;
+        launch.supervision.end_when_stalled = end_when_stalled;
         launch.supervision.answer_within = answer_within;
         let mut world = if brought_up { up(launch) } else { World::new(launch) };
         for happening in &happenings {

@@ -29,8 +29,8 @@ use std::time::{Duration, SystemTime};
 
 use super::record::What;
 use super::{
-    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen, Record,
-    Stall,
+    Cause, ClusterState, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen,
+    Record, Stall,
 };
 use cuda_cluster_model::plan::Supervision;
 use cuda_cluster_model::units::HumanBytes;
@@ -275,7 +275,10 @@ impl Core {
     }
 
     fn stalled(&mut self, stall: Option<Stall>, now: Moment) {
-        if self.ending.is_some() {
+        // What was seen may be of a time before the last restart.
+        let stall = stall.filter(|_| self.state.state.is_at_work());
+        let known = stall.is_some() || self.lasting.contains_key(&Subject::Progress);
+        if self.ending.is_some() || !known {
             return;
         }
         self.note(Subject::Progress, stall.as_ref().map(|stall| stall.text.clone()));

@@ -8,7 +8,7 @@ use super::{Action, Core, Event, GpuFinding, Moment};
 use crate::record::What;
 use crate::{
     ClusterPhase, ClusterState, Launch, Outcome, ProcessGpu, ProcessPhase, ProcessSpec,
-    ProcessState, ReadyWhen, Record,
+    ProcessState, ReadyWhen, Record, Stall,
 };
 use cuda_cluster_model::cpuset::{CpuSet, NodeSet};
 use cuda_cluster_model::plan::{EngineKind, Program, RestartWhen, Supervision};
@@ -39,6 +39,11 @@ pub(super) fn policy() -> Supervision {
     // So long that no process is asked in tests of other subjects.
     policy.answer_within = Span::secs(1 << 30);
     policy
+}
+
+pub(super) fn stall() -> Stall {
+    let (text, evidence) = ("stalled: gpu1 waits for a lock".to_owned(), None);
+    Stall { text, processes: vec!["gpu1".to_owned()], evidence }
 }
 
 pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {

@@ -4,6 +4,7 @@
 
 mod liveness;
 mod restarts;
+mod stalls;
 mod together;
 
 use std::time::Duration;
