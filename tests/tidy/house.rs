@@ -22,6 +22,7 @@ pub(crate) const FLOORS: [&[&str]; 13] = [
     &["why::condition"],
     &["why::follow"],
     &["why::verdict"],
+    &["why::patience"],
     &["machine::probe", "machine::os", "cluster::python", "data::copy", "data::ucx", "data::cuda"],
     &["native", "cluster::dask", "cluster::command", "supervise"],
     &["cluster"],

@@ -14,6 +14,7 @@ const PURE: [&str; 7] = [
     "why::condition",
     "why::follow",
     "why::verdict",
+    "why::patience",
 ];
 /// It times what it compares.
 const MEASURES: &str = "crate::wire::links";

@@ -1,4 +1,4 @@
-//! Has a cluster's processes looked at from outside, and tells its supervisor when they can't go on.
+//! Has a cluster's processes looked at from outside, and tells its supervisor if they can't go on.
 //!
 //! Judges nothing itself.
 //!
