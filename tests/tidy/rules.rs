@@ -6,7 +6,7 @@ use crate::house::{DRAWN, FLOORS, House, floor, is_inside};
 use crate::source::Source;
 
 /// Modules without effects; every `core` is one more.
-const PURE: [&str; 7] = [
+const PURE: [&str; 8] = [
     "model",
     "wire",
     "why::evidence",

@@ -217,7 +217,7 @@ section! {
         /// Processes that can't go on by themselves for this long are said to be stalled, with the
         /// cause. They are looked at from outside, a few times within it. Default: never.
         stalled_after: Span,
-        /// A cluster that is stalled is ended. Default: `false`.
+        /// A cluster that is stalled is ended. Default: false.
         end_when_stalled: bool,
     }
 }
