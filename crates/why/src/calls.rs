@@ -70,9 +70,27 @@ pub(crate) fn program(frames: &[Frame]) -> Option<&Frame> {
         !(file.contains("/site-packages/")
             || file.contains("/dist-packages/")
             || file.contains("/lib/python3")
-            || file.starts_with('<'))
+            || file.starts_with("<frozen "))
     };
     frames.iter().find(own).or(frames.first())
+}
+
+/// Where the work items of pools are run: Python's own, and the copy in Dask's `distributed`.
+const POOLS: [&str; 2] = ["concurrent/futures/thread.py", "_concurrent_futures_thread.py"];
+
+/// Whether a thread of a pool is in a task: Dask's workers run theirs so, and `asyncio.to_thread`.
+pub(crate) fn runs_a_task(thread: &Thread) -> bool {
+    let run = |frame: &Frame| {
+        let name = frame.function.rsplit('.').next();
+        name == Some("run") && POOLS.iter().any(|file| frame.file.ends_with(file))
+    };
+    thread.frames.iter().any(run)
+}
+
+/// Whether a thread is in the wait of an event loop of Python, or about to be.
+pub(crate) fn waits_for_events(thread: &Thread) -> bool {
+    thread.frames.first().is_some_and(|frame| frame.file.ends_with("/selectors.py"))
+        && thread.frames.iter().any(|frame| frame.function.ends_with("run_forever"))
 }
 
 /// Whether a thread is importing a module.

@@ -42,6 +42,8 @@ pub enum Kind {
     Device,
     /// Uses a processor.
     Works,
+    /// Waits for a lock, and nothing says who has it.
+    Lock,
     /// Waits for a process that it has started, which waits for it, or is not there.
     Child,
     /// In an operation that all ranks have to call.
@@ -75,6 +77,9 @@ pub struct Condition {
     /// The ranks that it waits for, as far as they are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub on: Vec<String>,
+    /// Whether it is a task of a pool that does it, while the main thread waits for events.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_task: bool,
     /// How long it will still sleep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_ms: Option<u64>,
@@ -92,6 +97,7 @@ impl Condition {
             code: None,
             for_ms: None,
             on: Vec::new(),
+            in_task: false,
             left_ms: None,
         }
     }

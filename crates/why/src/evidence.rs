@@ -93,6 +93,14 @@ pub struct Process {
     /// Its connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub connections: Vec<Connection>,
+    /// The devices that it has open: `/dev/nvidia0`, `/dev/infiniband/uverbs0`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<String>,
+}
+
+/// Whether a file is one of NVIDIA's, AMD's or InfiniBand's drivers.
+pub(crate) fn is_a_device(path: &str) -> bool {
+    ["/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband"].iter().any(|it| path.starts_with(it))
 }
 
 /// What traces a process.

@@ -8,8 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::calls;
 use crate::condition::{Condition, Kind, short};
 use crate::evidence::{
-    Connection, End, Evidence, Frame, Holder, Process, Rank, State, Thread, Waits,
+    Connection, End, Evidence, Frame, Holder, Process, Rank, State, Thread, Waits, is_a_device,
 };
+
+/// The percentage of a CPU from which a thread works.
+const WORK: u64 = 20;
 
 /// What a rank is doing.
 pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
@@ -111,6 +114,9 @@ impl<'a> Walk<'a> {
                 ..condition
             };
         }
+        if calls::waits_for_events(thread) {
+            return self.event_loop(process, thread, visited);
+        }
         // It may have been seen in the moment in which it asks again.
         let kept = || process.threads.iter().any(|one| one.has_gil && one.same_frames);
         if thread.call.is_none() && self.asks_for_the_interpreter(thread) && kept() {
@@ -128,7 +134,7 @@ impl<'a> Walk<'a> {
     }
 
     fn runs(&self, thread: &Thread) -> bool {
-        thread.state == State::Running || self.share(thread) >= 20
+        thread.state == State::Running || self.share(thread) >= WORK
     }
 
     /// Has not what it needs to run: processor time, memory, an answer of a disk.
@@ -176,8 +182,10 @@ impl<'a> Walk<'a> {
                 let loops = call.name == "epoll_wait";
                 match found.kind {
                     // An event loop has its connections open whether it waits for one or not.
-                    Kind::Peer | Kind::Outside if loops => self.event_loop(process, thread),
-                    Kind::Idle => self.event_loop(process, thread),
+                    Kind::Peer | Kind::Outside if loops => {
+                        self.event_loop(process, thread, visited)
+                    }
+                    Kind::Idle => self.event_loop(process, thread, visited),
                     _ => found,
                 }
             }
@@ -236,23 +244,13 @@ impl<'a> Walk<'a> {
                 format!("waits for its thread {} ({}), which {}", next.name, next.tid, then.text);
             return Condition { text, ..then };
         }
-        let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
-        let for_ever = !timed && process.threads.iter().all(waits_for_ever);
-        let importing = process.threads.iter().any(calls::imports);
-        let what = if importing { "an import's lock" } else { "a lock" };
-        let (kind, text) = match (for_ever, process.threads.len()) {
-            (true, 1) => (
-                Kind::Deadlock,
-                format!("waits for {what}, and has no other thread that could release it"),
-            ),
-            (true, all) => (
-                Kind::Deadlock,
-                format!("waits for {what}, as all of its {all} threads do: none can release one"),
-            ),
-            (false, all) => {
-                (Kind::Unknown, format!("waits for {what}; {locked} of {all} threads do"))
-            }
-        };
+        if let Some(busy) = threads().find(|one| fresh(one) && self.runs(one)) {
+            let (name, tid, share) = (&busy.name, busy.tid, self.share(busy));
+            let text =
+                format!("waits for its thread {name} ({tid}), which uses {share} % of a CPU");
+            return self.at(process, Some(thread), Kind::Works, text);
+        }
+        let (kind, text) = no_holder(process, timed);
         self.at(process, Some(thread), kind, text)
     }
 
@@ -262,7 +260,7 @@ impl<'a> Walk<'a> {
         let waits = thread.call.as_ref().map(|call| &call.waits);
         matches!(waits, None | Some(Waits::Lock { timed: true, .. }))
             && !thread.frames.is_empty()
-            && self.share(thread) < 20
+            && self.share(thread) < WORK
             && thread.waits_begun > 1
     }
 
@@ -381,9 +379,22 @@ impl<'a> Walk<'a> {
         far
     }
 
-    /// A thread that waits for events: others may work meanwhile.
-    fn event_loop(&self, process: &Process, thread: &Thread) -> Condition {
-        match process.threads.iter().find(|other| self.runs(other)) {
+    /// A thread that waits for events: others may be in tasks meanwhile, or work.
+    fn event_loop(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        visited: &mut Visited,
+    ) -> Condition {
+        let tasks = process.threads.iter().filter(|one| calls::runs_a_task(one));
+        let fresh: Vec<&Thread> = tasks.filter(|one| !visited.contains(&one.tid)).collect();
+        let tasks = fresh.into_iter().map(|one| self.thread(process, one, visited));
+        if let Some(task) = tasks.min_by_key(|task| task.kind) {
+            let text = format!("has a task that {}", task.text);
+            return Condition { text, in_task: true, ..task };
+        }
+        // Loops wake up for a moment now and then.
+        match process.threads.iter().find(|other| self.share(other) >= WORK) {
             Some(other) => {
                 let text = format!("works, {} % of a CPU", self.share(other));
                 self.at(process, Some(other), Kind::Works, text)
@@ -398,11 +409,6 @@ impl<'a> Walk<'a> {
         let peers: BTreeSet<String> = peers.filter(|rank| rank != self.rank).collect();
         peers.into_iter().collect()
     }
-}
-
-/// The files of NVIDIA's, AMD's and InfiniBand's drivers.
-fn is_a_device(path: &str) -> bool {
-    ["/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband"].iter().any(|it| path.starts_with(it))
 }
 
 /// What a wait for this is, whoever else has it: for a person, or for a device.
@@ -424,6 +430,31 @@ fn unanswered(process: &Process, end: &End) -> Option<String> {
     let what = if *connecting { "connects to" } else { "has no answer from" };
     let lost = *connecting || *unanswered > 1;
     lost.then(|| format!("{what} {remote} ({unsent_bytes} bytes sent again {unanswered} times)"))
+}
+
+/// A wait for a lock of which nothing says who has it: what it is, in words.
+fn no_holder(process: &Process, timed: bool) -> (Kind, String) {
+    let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
+    let for_ever = !timed && process.threads.iter().all(waits_for_ever);
+    let what =
+        if process.threads.iter().any(calls::imports) { "an import's lock" } else { "a lock" };
+    match (for_ever, process.threads.len(), process.devices.first()) {
+        (true, 1, _) => (
+            Kind::Deadlock,
+            format!("waits for {what}, and has no other thread that could release it"),
+        ),
+        (true, all, _) => (
+            Kind::Deadlock,
+            format!("waits for {what}, as all of its {all} threads do: none can release one"),
+        ),
+        // Its driver wakes it.
+        (false, _, Some(device)) => {
+            (Kind::Unknown, format!("waits for {what}, perhaps for what it does on {device}"))
+        }
+        (false, all, None) => {
+            (Kind::Lock, format!("waits for {what}; {locked} of its {all} threads do"))
+        }
+    }
 }
 
 fn waits_for_a_lock(thread: &Thread) -> bool {

@@ -112,11 +112,13 @@ pub fn judge(evidence: &Evidence) -> Verdict {
 /// While another one works, only what cannot go on by itself is a stall: the rest may be a thread
 /// that has nothing to do until the work is done.
 fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
-    let long = root.for_ms.is_some_and(|millis| millis >= PATIENCE_MS);
+    let long = is_long(root);
     match root.kind {
         Kind::Stopped | Kind::Traced | Kind::Frozen | Kind::Deadlock => Standing::Stalled,
         Kind::Gone if others_wait => Standing::Stalled,
         Kind::Gone | Kind::Unknown => Standing::CannotTell,
+        // A server may wait so for its next request.
+        Kind::Lock if !others_wait && !root.in_task => Standing::CannotTell,
         Kind::Works | Kind::Device if !others_wait => Standing::Working,
         _ if works => Standing::Waiting,
         Kind::Sleeps if root.left_ms.is_some_and(|left| left >= LONG_SLEEP_MS) => Standing::Stalled,
@@ -128,6 +130,10 @@ fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
     }
 }
 
+fn is_long(condition: &Condition) -> bool {
+    condition.for_ms.is_some_and(|millis| millis >= PATIENCE_MS)
+}
+
 type Found = (Standing, Option<Kind>, Vec<String>, String);
 
 /// Nobody works, and all wait for others: in different operations, in a circle, or in one that
@@ -135,7 +141,7 @@ type Found = (Standing, Option<Kind>, Vec<String>, String);
 fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Found {
     let waiting = || all.values().filter(|it| matches!(it.kind, Kind::Collective | Kind::Peer));
     // A rank that has just run may be about to go on.
-    let long = waiting().all(|one| one.for_ms.is_some_and(|millis| millis >= PATIENCE_MS));
+    let long = waiting().all(is_long);
     let standing = if long { Standing::Stalled } else { Standing::Waiting };
     let operations: BTreeSet<(Option<&String>, Option<&String>)> = waiting()
         .filter(|one| one.kind == Kind::Collective)
@@ -143,6 +149,9 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
         .collect();
     let outside = named(order, all, |one| matches!(one.kind, Kind::Peer | Kind::Idle));
     if !outside.is_empty() && !operations.is_empty() {
+        // Those in the operation may ask for its end again and again, as MPI's do.
+        let long = outside.iter().all(|name| all.get(name).is_some_and(is_long));
+        let standing = if long { Standing::Stalled } else { Standing::Waiting };
         let why = "the others are in an operation that all have to call".to_owned();
         let cause = outside.first().and_then(|name| all.get(name)).map(|one| one.kind);
         return (standing, cause, outside, why);

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from meet import RANK, SIZE, World
+from meet import RANK, SIZE, World, meet
 
 #: The rank in which it is.
 ODD = 2
@@ -226,7 +226,7 @@ CAUSES: dict[str, Callable[[World], None]] = {
 
 
 def main() -> None:
-    world = World()
+    world = meet()
     world.barrier()
     if RANK == ODD:
         CAUSES[sys.argv[1]](world)

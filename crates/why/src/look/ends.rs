@@ -7,7 +7,7 @@ use std::fs;
 
 use super::procfs::numbers;
 use super::sockets::Sockets;
-use crate::evidence::{Connection, End, Holder};
+use crate::evidence::{Connection, End, Holder, is_a_device};
 
 /// Who of all processes has which pipes and sockets open.
 #[derive(Default)]
@@ -103,10 +103,7 @@ impl Ends<'_> {
 
     /// The sockets of a process that are connections, in order.
     fn inodes(&self, pid: u32) -> Vec<u64> {
-        let folder = format!("/proc/{pid}/fd");
-        let link = |number: i32| fs::read_link(format!("{folder}/{number}")).ok();
-        let links = numbers::<i32>(&folder).filter_map(link);
-        let found: BTreeSet<u64> = links.filter_map(|link| inode(link.to_str()?)).collect();
+        let found: BTreeSet<u64> = links(pid).filter_map(|link| inode(&link)).collect();
         found.into_iter().filter(|inode| self.sockets.is_connection(*inode)).collect()
     }
 
@@ -122,6 +119,21 @@ impl Ends<'_> {
     fn holder(&self, pid: u32) -> Holder {
         Holder { pid, rank: self.ranks.get(&pid).cloned() }
     }
+}
+
+/// What the descriptors of a process lead to.
+fn links(pid: u32) -> impl Iterator<Item = String> {
+    let folder = format!("/proc/{pid}/fd");
+    let numbers = numbers::<i32>(&folder);
+    numbers.filter_map(move |number| {
+        fs::read_link(format!("{folder}/{number}")).ok()?.into_os_string().into_string().ok()
+    })
+}
+
+/// The GPUs and NICs that a process has open, in order.
+pub(super) fn devices(pid: u32) -> Vec<String> {
+    let found: BTreeSet<String> = links(pid).filter(|link| is_a_device(link)).collect();
+    found.into_iter().collect()
 }
 
 /// Whether a descriptor is open for writing.

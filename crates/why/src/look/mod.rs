@@ -233,6 +233,7 @@ impl First {
                 group
             }),
             connections: ends.connections(pid),
+            devices: ends::devices(pid),
         };
         Some((process, unseen))
     }

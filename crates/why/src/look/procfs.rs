@@ -21,7 +21,7 @@ pub(super) fn parent(pid: u32) -> Option<u32> {
 }
 
 /// The entries of a folder whose names are numbers.
-pub(super) fn numbers<T: FromStr>(folder: &str) -> impl Iterator<Item = T> {
+pub(super) fn numbers<T: FromStr>(folder: &str) -> impl Iterator<Item = T> + use<T> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
