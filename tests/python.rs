@@ -91,6 +91,11 @@ fn a_release_has_one_version_its_notes_and_its_provenance() {
 }
 
 #[test]
+fn the_rank_that_mpi_waits_for_and_the_task_that_dask_waits_for_are_named() {
+    told_by("test_why_libraries.py");
+}
+
+#[test]
 fn what_cannot_go_on_is_told_of_and_ended_if_that_is_wanted() {
     told_by("test_stalls.py");
 }

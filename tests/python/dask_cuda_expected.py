@@ -34,8 +34,7 @@ EXPECTED = {
         "test_print_cluster_config[1B]": LEAST,
     },
     "test_dask_setup.py": {
-        f"test_dask_cuda_worker_cli_integration[{protocol}]": PRELOAD
-        for protocol in ("tcp", "ucx", "ucxx")
+        f"test_dask_cuda_worker_cli_integration[{protocol}]": PRELOAD for protocol in ("tcp", "ucx", "ucxx")
     },
     "test_initialize.py": {
         f"test_cuda_context_warning_with_subprocess_warnings[{protocol}]": CONTEXT

@@ -11,7 +11,6 @@ import subprocess
 import pytest
 
 
-
 def obstacle():
     """Why no links can be made here, or None."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("nsenter"):

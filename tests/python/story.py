@@ -59,9 +59,7 @@ def work(client):
 
     left = pd.DataFrame({"key": state.integers(0, 500, 4000), "a": state.random(4000)})
     right = pd.DataFrame({"key": np.arange(500), "b": state.random(500)})
-    merged = dd.from_pandas(left, npartitions=8).merge(
-        dd.from_pandas(right, npartitions=4), on="key"
-    )
+    merged = dd.from_pandas(left, npartitions=8).merge(dd.from_pandas(right, npartitions=4), on="key")
     expected = left.merge(right, on="key").sort_values(["key", "a"]).reset_index(drop=True)
     found = merged.compute().sort_values(["key", "a"]).reset_index(drop=True)
     pd.testing.assert_frame_equal(found, expected, check_dtype=False)
@@ -109,7 +107,6 @@ def recovery(client):
         victim = client.run(os.getpid, workers=[before])
         began = time.monotonic()
         os.kill(*victim.values(), signal.SIGKILL)
-
 
         def is_back():
             return workers(client).get("gpu0", {}).get("address", before) != before

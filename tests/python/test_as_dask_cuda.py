@@ -85,7 +85,9 @@ def test_an_unmodified_program_runs_beside_an_installed_dask_cuda(arguments, tmp
 def test_it_says_the_version_of_the_dask_cuda_that_it_is_tested_with():
     say = "import cuda_cluster.as_dask_cuda, dask_cuda, importlib.metadata as installed; "
     say += "print(dask_cuda.__version__, installed.version('dask-cuda'))"
-    pinned = re.search(r"^dask-cuda==(\S+)", (ROOT / "tests/python/requirements.txt").read_text(), re.MULTILINE)
+    pinned = re.search(
+        r"^dask-cuda==(\S+)", (ROOT / "tests/python/requirements.txt").read_text(), re.MULTILINE
+    )
     assert python("-c", say).split() == [pinned[1], pinned[1]]
 
 
@@ -125,9 +127,7 @@ def broken(tmp_path):
     return {"PYTHONPATH": os.pathsep.join([str(package.parent), str(ROOT / "python")])}
 
 
-def test_an_unmodified_program_runs_beside_a_dask_cuda_that_cannot_be_imported(
-    arguments, tmp_path, broken
-):
+def test_an_unmodified_program_runs_beside_a_dask_cuda_that_cannot_be_imported(arguments, tmp_path, broken):
     out = python(*arguments, keywords(), env=broken, cwd=tmp_path)
     found = json.loads(out.splitlines()[-1])
     assert found["module"] == "cuda_cluster.dask.cluster"
@@ -230,7 +230,10 @@ def test_the_worker_command_is_rehearsed_on_a_machine_that_is_not_here():
     "options, words",
     [
         (["--nthreads", "0"], "nthreads must be higher than 0"),
-        (["tcp://127.0.0.1:9", "--topology", "nowhere", "--simulate", "--worker-port", "9000:9001"], "nowhere"),
+        (
+            ["tcp://127.0.0.1:9", "--topology", "nowhere", "--simulate", "--worker-port", "9000:9001"],
+            "nowhere",
+        ),
     ],
 )
 def test_the_worker_command_refuses_without_a_traceback(options, words):
@@ -301,11 +304,15 @@ def test_cuda_worker_joins_with_certificates_that_are_only_in_memory_and_shows_t
 
     async def story():
         own = {**MACHINE, "n_workers": 1}
-        async with LocalCUDACluster(**own, security=True, dashboard_address=None, asynchronous=True) as cluster:
+        async with LocalCUDACluster(
+            **own, security=True, dashboard_address=None, asynchronous=True
+        ) as cluster:
             async with CUDAWorker(cluster, **own):
                 async with Client(cluster, asynchronous=True) as client:
                     await client.wait_for_workers(2, timeout=60)
-                    seen = subprocess.run(["ps", "axww", "-o", "args="], capture_output=True, text=True).stdout
+                    seen = subprocess.run(
+                        ["ps", "axww", "-o", "args="], capture_output=True, text=True
+                    ).stdout
                     assert "--tls-key=/proc/" in seen and "PRIVATE KEY" not in seen
             async with LocalCUDACluster.from_name(cluster.name, asynchronous=True) as found:
                 async with CUDAWorker(found, **own), Client(found, asynchronous=True) as client:

@@ -195,10 +195,14 @@ import ctypes
 driver = ctypes.CDLL("libcuda.so.1")
 """
 INITIALISED = CUDA + "assert driver.cuInit(0) == 0"
-CONTEXT = INITIALISED + """
+CONTEXT = (
+    INITIALISED
+    + """
 context = ctypes.c_void_p()
 assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
 """
+)
+
 
 def test_it_is_too_late_once_cuda_has_begun(machine):
     begun = "CUDA has begun in this process"

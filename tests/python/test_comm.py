@@ -71,9 +71,7 @@ async def pair(address=ADDRESS, **keywords):
 def direct_cluster():
     """A client of two workers of Dask's own."""
     with (
-        LocalCluster(
-            protocol="direct", n_workers=2, threads_per_worker=1, dashboard_address=None
-        ) as cluster,
+        LocalCluster(protocol="direct", n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -93,9 +91,7 @@ def message(seed):
     chance = random.Random(seed)
     arrays = np.random.default_rng(seed)
     sizes = [0, 1, 100, 5_000, 70_000, 3_000_000]
-    data = [
-        arrays.integers(0, 255, chance.choice(sizes), dtype="u1") for _ in range(chance.randrange(5))
-    ]
+    data = [arrays.integers(0, 255, chance.choice(sizes), dtype="u1") for _ in range(chance.randrange(5))]
     return {
         "op": "test",
         "text": "x" * chance.choice([0, 10, 100_000]),
@@ -296,9 +292,7 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", ["sends", "sleeps"])
 @in_a_loop
-async def test_a_killed_peer_ends_its_connections_and_no_part_of_a_message_arrives(
-    how, way, monkeypatch
-):
+async def test_a_killed_peer_ends_its_connections_and_no_part_of_a_message_arrives(how, way, monkeypatch):
     accepted = asyncio.Queue()
     with travelling(way, monkeypatch):
         async with listen(ADDRESS, accepted.put) as listener:
@@ -568,6 +562,7 @@ async def test_connections_leave_nothing():
 
         before = descriptors()
         handlers = comm.Loop.running().handlers
+
         def held():
             threads = len(os.listdir("/proc/self/task"))
             return {"descriptors": descriptors(), "KiB": resident() >> 10, "threads": threads}
@@ -631,8 +626,6 @@ def test_a_cluster_of_dask_works_over_it():
         assert seen and all(info["socket"] == "unix" for info in seen)
 
 
-
-
 def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
     with (
         LocalCUDACluster(
@@ -646,8 +639,10 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
         lanes = [peer["lanes"] for worker in state.json["workers"] for peer in worker["peers"]]
         assert lanes == [["direct/copy", "direct/mapped"]] * 2
         workers = sorted(workers_of(client))
-        data = [client.submit(np.full, 3_000_000, n, workers=workers[n % 2], allow_other_workers=True,
-                              retries=5) for n in range(4)]
+        data = [
+            client.submit(np.full, 3_000_000, n, workers=workers[n % 2], allow_other_workers=True, retries=5)
+            for n in range(4)
+        ]
         total = client.submit(lambda *arrays: sum(int(array[-1]) for array in arrays), *data, retries=5)
         assert total.result() == 6
 
@@ -664,16 +659,19 @@ def test_local_cuda_cluster_verifies_how_its_data_travel(nothing_is_left):
         else:
             raise AssertionError(received())
         # Over a network, only who knows the cluster's secret is let in.
-        stranger = "import asyncio, cuda_cluster.comm as comm, sys\n" \
-            "from distributed.comm import connect\ncomm._connect_unix = lambda names: None\n" \
+        stranger = (
+            "import asyncio, cuda_cluster.comm as comm, sys\n"
+            "from distributed.comm import connect\ncomm._connect_unix = lambda names: None\n"
             "asyncio.run(connect(sys.argv[1], timeout=5))"
+        )
         command = [sys.executable, "-c", stranger, cluster.scheduler_address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert "the peer has a secret, and this process has none" in done.stderr
         env = cuda_cluster.attach("over-direct").env()
         environment = {**os.environ, **env}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False,
-                              env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env=environment
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -683,7 +681,6 @@ def test_a_python_without_the_package_is_told_what_direct_needs():
         environment = {**os.environ}
         try:
             os.environ.pop("PYTHONPATH")
-            cuda_cluster.up(**MACHINE, engine="dask", protocol="direct", python=sys.executable,
-                            n_workers=1)
+            cuda_cluster.up(**MACHINE, engine="dask", protocol="direct", python=sys.executable, n_workers=1)
         finally:
             os.environ.update(environment)

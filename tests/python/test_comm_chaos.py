@@ -51,8 +51,10 @@ def work(client, chance):
     """A graph whose arrays move between workers, and what its results must be."""
     size, base = chance.choice(SIZES), chance.randrange(1 << 30)
     made = [client.submit(array, base + at, size, pure=False, retries=20) for at in range(6)]
-    results = [client.submit(shifted, left, right, pure=False, retries=20)
-               for left, right in zip(made, made[3:] + made[:3], strict=True)]
+    results = [
+        client.submit(shifted, left, right, pure=False, retries=20)
+        for left, right in zip(made, made[3:] + made[:3], strict=True)
+    ]
     own = [array(base + at, size) for at in range(6)]
     expected = [shifted(own[at], own[(at + 3) % 6]) for at in range(6)]
     return results, expected
@@ -96,8 +98,7 @@ def is_direct(sock):
     if sock.family != socket.AF_UNIX or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return False
     names = [sock.getsockname(), sock.getpeername()]
-    return any(name.startswith(b"\0cuda-cluster-comm/") for name in names
-               if isinstance(name, bytes))
+    return any(name.startswith(b"\0cuda-cluster-comm/") for name in names if isinstance(name, bytes))
 
 
 def cut_off(pid, chance):
@@ -128,6 +129,7 @@ def strangers(addresses, chance):
 
 def hold(size, seconds):
     """Memory of this worker's own, for a while."""
+
     def fill():
         block = np.ones(size, dtype="u1")
         time.sleep(seconds)
@@ -218,6 +220,7 @@ class Struck:
 
     def settled(self, why):
         """Waits until all is there that should be; the pids of the workers."""
+
         def is_whole():
             state = self.state()
             return state.state == "ready" and all(one.state == "ready" for one in state.workers)
@@ -240,8 +243,14 @@ def test_results_are_right_whatever_is_killed_stopped_or_cut_off(tmp_path, monke
     chance, before = random.Random(SEED), (descriptors(), set(others()))
     with (
         LocalCUDACluster(
-            protocol="direct", n_workers=WORKERS, memory_limit="1 GB", device_memory_limit=None,
-            dashboard_address=None, local_directory=str(tmp_path), spec=str(spec), **MACHINE,
+            protocol="direct",
+            n_workers=WORKERS,
+            memory_limit="1 GB",
+            device_memory_limit=None,
+            dashboard_address=None,
+            local_directory=str(tmp_path),
+            spec=str(spec),
+            **MACHINE,
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -252,8 +261,10 @@ def test_results_are_right_whatever_is_killed_stopped_or_cut_off(tmp_path, monke
                 kind = kinds[number] if FAULTS <= len(kinds) else chance.choice(kinds)
                 struck.turn(number, kind)
         finally:
-            print(f"\ndirect: seed {SEED}: {struck.counts.total()} faults in "
-                  f"{time.monotonic() - begun:.1f}s: {dict(struck.counts)}, {struck.again} times again")
+            print(
+                f"\ndirect: seed {SEED}: {struck.counts.total()} faults in "
+                f"{time.monotonic() - begun:.1f}s: {dict(struck.counts)}, {struck.again} times again"
+            )
     eventually(lambda: set(others()) <= before[1], f"no process is left: {others()}")
     # Why processes died may be told.
     left = {one.name for one in Path(cluster.run_directory).glob("*")}

@@ -217,9 +217,7 @@ async def main():
 asyncio.run(main())
 """
     environment = {**os.environ, "UCX_TLS": "tcp,self,sm"}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     said = ended.stdout
     assert ended.returncode == 0, ended
     assert said.count("direct:// moves device memory through host memory") == 1, said

@@ -35,8 +35,13 @@ def cluster_of_two_hosts(timeout="30s"):
         patch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "1000")
         with (
             LocalCUDACluster(
-                protocol="direct", host=host.here, n_workers=1, memory_limit="1 GB",
-                device_memory_limit=None, dashboard_address=None, **MACHINE,
+                protocol="direct",
+                host=host.here,
+                n_workers=1,
+                memory_limit="1 GB",
+                device_memory_limit=None,
+                dashboard_address=None,
+                **MACHINE,
             ) as cluster,
             Client(cluster) as client,
         ):
@@ -84,8 +89,10 @@ def crosswise(client, chance, where):
     futures, expected = [], []
     for at in range(6):
         seed, size = chance.randrange(1 << 30), chance.choice(SIZES)
-        placed = [dict(workers=[where[(at + by) % 2]], allow_other_workers=True, pure=False, retries=20)
-                  for by in (0, 1)]
+        placed = [
+            dict(workers=[where[(at + by) % 2]], allow_other_workers=True, pure=False, retries=20)
+            for by in (0, 1)
+        ]
         made = client.submit(array, seed, size, **placed[0])
         futures.append(client.submit(reversed_bytes, made, **placed[1]))
         expected.append(reversed_bytes(array(seed, size)))
@@ -98,8 +105,7 @@ def right(client, futures, expected):
 
 
 def workers(client):
-    return {worker["host"]: address
-            for address, worker in workers_of(client).items()}
+    return {worker["host"]: address for address, worker in workers_of(client).items()}
 
 
 def test_arrays_arrive_and_a_link_that_fails_for_a_moment_is_not_noticed():

@@ -59,9 +59,13 @@ async def test_a_client_of_direct_and_a_scheduler_of_tcp_are_told(caplog):
         await until(lambda: TEXT in caplog.text)
 
 
-@pytest.mark.parametrize("first, language", [
-    (bytes.fromhex("16030100c8010000c40303"), "tls://"), (b"GET / HTTP/1.1\r\n\r\n", "http://"),
-])
+@pytest.mark.parametrize(
+    "first, language",
+    [
+        (bytes.fromhex("16030100c8010000c40303"), "tls://"),
+        (b"GET / HTTP/1.1\r\n\r\n", "http://"),
+    ],
+)
 @in_a_loop
 async def test_other_strangers_are_named_once(first, language, caplog):
     async with listen(ADDRESS, None) as listener:

@@ -47,13 +47,15 @@ def crosswise(client, factor):
 
 @pytest.mark.parametrize("factor", [0.5, 1, 2])
 @pytest.mark.parametrize("protocol", ["direct", "tcp"])
-def test_workers_with_little_memory_move_as_much_and_more_and_none_is_ended(
-    protocol, factor, tmp_path
-):
+def test_workers_with_little_memory_move_as_much_and_more_and_none_is_ended(protocol, factor, tmp_path):
     with (
         LocalCluster(
-            protocol=protocol, n_workers=2, threads_per_worker=1, memory_limit=LIMIT,
-            dashboard_address=None, local_directory=str(tmp_path),
+            protocol=protocol,
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit=LIMIT,
+            dashboard_address=None,
+            local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -65,8 +67,13 @@ def test_a_cluster_of_ours_with_little_memory_does_so_too(tmp_path, nothing_is_l
 
     with (
         LocalCUDACluster(
-            n_workers=2, protocol="direct", memory_limit=LIMIT, device_memory_limit=None,
-            dashboard_address=None, local_directory=str(tmp_path), **MACHINE,
+            n_workers=2,
+            protocol="direct",
+            memory_limit=LIMIT,
+            device_memory_limit=None,
+            dashboard_address=None,
+            local_directory=str(tmp_path),
+            **MACHINE,
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -85,8 +92,13 @@ def test_a_cluster_of_ours_that_must_spill_most_of_its_data_finishes_and_no_work
     count, length = 16, 4 << 20
     with (
         LocalCUDACluster(
-            n_workers=2, protocol=protocol, memory_limit="256MB", dashboard_address=None,
-            device_memory_limit=device_memory_limit, local_directory=str(tmp_path), **MACHINE,
+            n_workers=2,
+            protocol=protocol,
+            memory_limit="256MB",
+            dashboard_address=None,
+            device_memory_limit=device_memory_limit,
+            local_directory=str(tmp_path),
+            **MACHINE,
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -157,7 +169,9 @@ async def test_what_is_held_goes_before_dask_acts():
                 assert worker.status.name == "running" and own
 
 
-def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_once(tmp_path, caplog, monkeypatch):
+def test_results_that_a_full_disk_does_not_take_stay_in_memory_and_that_is_told_once(
+    tmp_path, caplog, monkeypatch
+):
     host_file = pytest.importorskip("dask_cuda.device_host_file", reason="no dask-cuda").DeviceHostFile
     monkeypatch.syspath_prepend(str(ROOT / "crates/cluster/src/python"))
     from cuda_cluster_dask import storage
@@ -189,8 +203,12 @@ def test_a_new_worker_has_memory_for_its_first_messages_within_its_limit(tmp_pat
 
     with (
         LocalCluster(
-            protocol="direct", n_workers=2, threads_per_worker=1, memory_limit=LIMIT,
-            dashboard_address=None, local_directory=str(tmp_path),
+            protocol="direct",
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit=LIMIT,
+            dashboard_address=None,
+            local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -213,13 +231,9 @@ def test_a_worker_touches_no_more_than_the_machine_can_spare(monkeypatch):
     keep = 512 << 20
     monkeypatch.setattr(_limits, "_bounds", lambda: (keep, None))
     monkeypatch.setattr(_limits, "CPU_COUNT", 64)
-    monkeypatch.setattr(
-        _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30})
-    )
+    monkeypatch.setattr(_limits.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30}))
     assert _limits._prepared() == keep // 2
     monkeypatch.setattr(_limits, "CPU_COUNT", 2)
     assert _limits._prepared() == 128 << 20
-    monkeypatch.setattr(
-        _limits.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30})
-    )
+    monkeypatch.setattr(_limits.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30}))
     assert _limits._prepared() == 32 << 20

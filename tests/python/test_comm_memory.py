@@ -245,7 +245,11 @@ async def test_a_peer_that_grants_nonsense_is_disconnected(tmp_path):
 
     def hello():
         return (
-            comm._comm.preamble() + struct.pack("<IBBB", 2, 0, 0, 1) + b"\0" + os.urandom(32) + bytes(40)
+            comm._comm.preamble()
+            + struct.pack("<IBBB", 2, 0, 0, 1)
+            + b"\0"
+            + os.urandom(32)
+            + bytes(40)
             + bytes(48)
         )
 
@@ -394,9 +398,7 @@ asyncio.run(come(sys.argv[1]) if len(sys.argv) > 1 else serve())
 @pytest.mark.parametrize(
     ("namespace", "cause"), [("pid", "another pid namespace"), ("user", "process's user namespace")]
 )
-def test_in_a_namespace_of_its_own_a_process_reads_no_other_and_is_told_why(
-    namespace, cause, is_each
-):
+def test_in_a_namespace_of_its_own_a_process_reads_no_other_and_is_told_why(namespace, cause, is_each):
     within = ["unshare", "--fork", "--kill-child", f"--{namespace}"]
     within += ["--map-root-user"] if namespace == "user" else []
     if shutil.which("unshare") is None or subprocess.run([*within, "true"], check=False).returncode:
@@ -455,9 +457,7 @@ async def test_no_byte_is_wrong_in_seeded_runs():
                             assert all(map(np.array_equal, got, data)), seed
 
                 run = range(start, start + 10)
-                await asyncio.gather(
-                    *(do(end, run) for do in (send, receive) for end in (ours, theirs))
-                )
+                await asyncio.gather(*(do(end, run) for do in (send, receive) for end in (ours, theirs)))
 
 
 @pytest.mark.parametrize("route", ["copied", "mapped", "socket"])
@@ -465,17 +465,26 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(route, tmp_pa
     """A worker with little memory receives more than it may keep."""
     keep, size, count = 128 * MIB, 40 * MIB, 12
     with (
-        dask.config.set({"distributed.comm.direct.route": route,
-                         "distributed.comm.direct.keep-memory": keep,
-                         # It would drop what two workers have.
-                         "distributed.scheduler.active-memory-manager.start": False,
-                         "distributed.worker.memory.spill": False,
-                         "distributed.worker.memory.pause": False,
-                         "distributed.worker.memory.terminate": False,
-                         "distributed.worker.memory.target": 0.5}),
+        dask.config.set(
+            {
+                "distributed.comm.direct.route": route,
+                "distributed.comm.direct.keep-memory": keep,
+                # It would drop what two workers have.
+                "distributed.scheduler.active-memory-manager.start": False,
+                "distributed.worker.memory.spill": False,
+                "distributed.worker.memory.pause": False,
+                "distributed.worker.memory.terminate": False,
+                "distributed.worker.memory.target": 0.5,
+            }
+        ),
         LocalCluster(
-            protocol="direct", n_workers=2, threads_per_worker=1, processes=True,
-            dashboard_address=None, memory_limit="400 MiB", local_directory=str(tmp_path),
+            protocol="direct",
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=None,
+            memory_limit="400 MiB",
+            local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,
     ):
@@ -488,8 +497,11 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(route, tmp_pa
             gc.collect()
             data = dask_worker.data
             return {
-                "memory": len(data.memory), "disk": len(data.disk), "received": comm.received(),
-                "kept": comm._comm.kept_memory(), "shared": comm._comm.shared_memory()[0],
+                "memory": len(data.memory),
+                "disk": len(data.disk),
+                "received": comm.received(),
+                "kept": comm._comm.kept_memory(),
+                "shared": comm._comm.shared_memory()[0],
                 "resident": psutil.Process().memory_info().rss,
             }
 
@@ -518,8 +530,10 @@ def test_what_was_received_is_spilled_and_its_memory_is_given_back(route, tmp_pa
         # What is on disk takes no memory, neither of the arrays nor of the pool.
         got = eventually(lambda got: got["kept"] == 0)
         assert got["resident"] - first["resident"] < held + 100 * MIB, (first, got)
-        right = [client.submit(lambda array, seed=seed: bool((array == seed).all()), one, workers=[other])
-                 for seed, one in enumerate(data)]
+        right = [
+            client.submit(lambda array, seed=seed: bool((array == seed).all()), one, workers=[other])
+            for seed, one in enumerate(data)
+        ]
         assert all(client.gather(right))
         del data, right
         got = eventually(lambda got: got["memory"] + got["disk"] == got["kept"] == got["shared"] == 0)

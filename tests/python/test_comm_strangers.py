@@ -128,8 +128,17 @@ async def flood(listener, kind, count, user=None):
     host, port = listener.get_host_port()
     name = comm._socket_name(host, port).encode().hex()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FLOOD, kind, str(count), host, str(port), name, user or "",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        sys.executable,
+        "-c",
+        FLOOD,
+        kind,
+        str(count),
+        host,
+        str(port),
+        name,
+        user or "",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         yield process.stdout.readline()
@@ -305,7 +314,9 @@ async def test_what_a_peer_announces_takes_no_memory_before_its_bytes_are_there(
         "a frame as large as memory": struct.pack("<BBxxIQQQ", 1, 0, 1, 1, 1 << 45, 0) + bytes(100),
         "frames of 63 KiB": many + struct.pack("<QQ", 63 << 10 | apart, 0) * (1 << 16),
         "small frames": many + struct.pack("<QQ", 30 << 10, 0) * (1 << 16),
-        "large frames": many[:4] + struct.pack("<I", 1000) + many[8:]
+        "large frames": many[:4]
+        + struct.pack("<I", 1000)
+        + many[8:]
         + struct.pack("<QQ", 1 << 30 | apart, 0) * 1000,
     }
     # What comes first is as in an honest message.
@@ -471,19 +482,34 @@ async def test_a_network_that_drops_ends_its_connections_on_both_sides():
     here, there = (f"198.18.{os.getpid() % 250}.{last}" for last in (1, 2))
     # Its network is made first; its link comes when it says so.
     far = await asyncio.create_subprocess_exec(
-        "unshare", "--net", "sh", "-c", 'echo; read go; exec "$@"', "-", sys.executable, "-c", FAR,
-        "direct://" + here + ":27182", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        'echo; read go; exec "$@"',
+        "-",
+        sys.executable,
+        "-c",
+        FAR,
+        "direct://" + here + ":27182",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         await far.stdout.readline()
         pid = str(far.pid)
         inside = ["nsenter", "--net", "--target", pid, "ip"]
-        made = run(["ip", "link", "add", link, "type", "veth", "peer", "name", "far", "netns", pid],
-                   capture_output=True, text=True, check=False)
+        made = run(
+            ["ip", "link", "add", link, "type", "veth", "peer", "name", "far", "netns", pid],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if made.returncode != 0:
             pytest.skip(f"no network can be made here: {made.stderr.strip()}")
         for command in (
-            ["ip", "address", "add", f"{here}/30", "dev", link], ["ip", "link", "set", link, "up"],
+            ["ip", "address", "add", f"{here}/30", "dev", link],
+            ["ip", "link", "set", link, "up"],
             [*inside, "address", "add", f"{there}/30", "dev", "far"],
             [*inside, "link", "set", "far", "up"],
         ):

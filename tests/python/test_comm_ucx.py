@@ -302,9 +302,7 @@ def elsewhere(tmp_path, state, more="", transports="tcp,self"):
     (port / "state").write_text(f"{state}\n")
     code = ELSEWHERE.format(tests=str(HERE), ports=str(tmp_path), more=more)
     environment = {**os.environ, "UCX_TLS": transports}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended
     return ended.stdout
 

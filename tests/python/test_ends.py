@@ -275,8 +275,13 @@ try:
 except asyncio.CancelledError:
     print("cancelled")
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "crates/cluster/src/python"), *sys.path])}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "crates/cluster/src/python"), *sys.path]),
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout) == (0, "cancelled\n"), ended
 
 

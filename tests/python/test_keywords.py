@@ -163,8 +163,7 @@ def test_every_flag_of_the_program_says_what_it_takes():
     shown = program.run(["up", "--help"])
     flags = {flag.replace("-", "_") for flag in re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.M)}
     opposites = {flag for flag in flags if flag.startswith(("disable_", "no_"))}
-    about_programs = {"help", "output", "owner", "detach", "dry_run", "plan", "file", "preflight",
-                      "verbose"}
+    about_programs = {"help", "output", "owner", "detach", "dry_run", "plan", "file", "preflight", "verbose"}
     assert flags - opposites - about_programs == accepted.FLAGS.keys() - {"nthreads", "spec"}
 
 
@@ -208,7 +207,10 @@ def test_a_setting_of_a_wrong_type_is_refused_by_its_key(key):
 )
 def test_a_wrong_setting_of_connections_is_told_by_its_key_before_anything_starts(key, wrong):
     key = f"distributed.comm.{key}"
-    with dask.config.set({key: wrong}), pytest.raises((TypeError, ValueError), match=f"^{key} must (be|not) "):
+    with (
+        dask.config.set({key: wrong}),
+        pytest.raises((TypeError, ValueError), match=f"^{key} must (be|not) "),
+    ):
         LocalCUDACluster(**QUIET)
     with pytest.raises((TypeError, ValueError), match=f"^({key}|config) must (be|not) "):
         LocalCUDACluster(**QUIET, config={key: wrong})
@@ -264,7 +266,10 @@ def test_variables_that_dask_is_configured_to_give_workers_are_theirs(monkeypatc
         with LocalCUDACluster(**QUIET, n_workers=1) as cluster, Client(cluster) as client:
             [found] = client.run(lambda: [os.environ.get(n) for n in ("A", "B", "OMP_NUM_THREADS")]).values()
             assert found == ["1", "post", "3"]
-    with dask.config.set({pre: {"OMP_NUM_THREADS": None}}), pytest.warns(UserWarning, match="cannot be left out"):
+    with (
+        dask.config.set({pre: {"OMP_NUM_THREADS": None}}),
+        pytest.warns(UserWarning, match="cannot be left out"),
+    ):
         assert not any("worker" in spec for spec in keywords.translate({}).specs)
     for wrong in ([1], 5):
         with dask.config.set({post: wrong}), pytest.raises(TypeError, match=f"^{post} must be "):
@@ -279,13 +284,13 @@ def test_a_key_in_place_of_its_files_path_is_refused_and_not_shown():
 
 
 #: What YAML has only as escapes, and some that it may have.
-ODD = "".join(map(chr, [*range(1, 0x100), 0x2028, 0x2029, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0xFFFE, 0xFFFF, 0x1FFFE]))
+ODD = "".join(
+    map(chr, [*range(1, 0x100), 0x2028, 0x2029, 0xD7FF, 0xE000, 0xFEFF, 0xFFFD, 0xFFFE, 0xFFFF, 0x1FFFE])
+)
 
 
 def test_texts_of_every_script_are_taken_and_bytes_that_are_none_are_refused_by_their_key():
-    plan = cuda_cluster.plan(
-        **MACHINE, engine="dask", spec={"worker": {"env": {"A": "😀 “é”", "B": ODD}}}
-    )
+    plan = cuda_cluster.plan(**MACHINE, engine="dask", spec={"worker": {"env": {"A": "😀 “é”", "B": ODD}}})
     env = plan.json["workers"][0]["env"]
     assert (env["A"], env["B"]) == ("😀 “é”", ODD)
     with dask.config.set({"a.b": "😀"}):

@@ -42,9 +42,7 @@ def test_a_plan_says_what_would_run_and_why():
 
 def test_specs_are_merged_in_their_order_and_paths_in_a_mapping_are_of_this_directory(tmp_path):
     file = tmp_path / "base.yaml"
-    file.write_text(
-        "version: 1\nengine: dask\nworkers: 1\nthreads: 2\nworker: {local_directory: beside}\n"
-    )
+    file.write_text("version: 1\nengine: dask\nworkers: 1\nthreads: 2\nworker: {local_directory: beside}\n")
     above = {"threads": 3, "dask": {"preload": ["own.py"]}}
     plan = cuda_cluster.plan(topology="dgx-1-v100", spec=[file, above, {"workers": 2}])
     assert [worker.threads for worker in plan.workers] == [3, 3]
@@ -148,8 +146,7 @@ def test_every_flag_of_the_program_can_be_a_keyword():
     flags = set(re.findall(r"^\s+(?:-\w, )?--([a-z-]+)", shown, re.MULTILINE))
     from cuda_cluster.dask import keywords
 
-    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file", "preflight",
-                      "verbose"}
+    about_programs = {"help", "output", "owner", "detach", "dry-run", "plan", "file", "preflight", "verbose"}
     own = {"engine", "python", "join", "host", "interface", "scheduler-port", "threads-per-worker",
            "tls-ca-file", "tls-cert", "tls-key", "n-workers", "memory-limit", "device-memory-limit",
            "set-rmm-allocator-for-libs", "dashboard", "no-dashboard", "dashboard-address",

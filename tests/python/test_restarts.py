@@ -78,6 +78,7 @@ ONE_IS_KILLED = """
     os.write(1, f"{restart} {rank} {size} {total}\\n".encode())
 """
 
+
 def test_all_ranks_start_again_and_meet_anew_when_one_is_killed():
     said = run(ONE_IS_KILLED, "--name", "again")
     forget("again")
@@ -274,9 +275,7 @@ def test_a_forked_rank_ends_as_its_program_says(end, status):
 
 
 def test_a_program_that_is_not_there_ends_a_forked_rank_as_it_does_python():
-    said = [
-        run(["/nonexistent.py"], *warm, "--name", "absent", restarts=0, ranks=1) for warm in ((), WARM)
-    ]
+    said = [run(["/nonexistent.py"], *warm, "--name", "absent", restarts=0, ranks=1) for warm in ((), WARM)]
     forget("absent")
     told = [
         [line for line in one.stderr.splitlines() if "can't open file '/nonexistent.py'" in line]
@@ -296,9 +295,7 @@ def test_all_of_eight_ranks_come_back_when_one_is_killed_from_outside():
     """The short form of `scripts/restarts.sh`; how long it takes is not judged here."""
     script = [sys.executable, str(ROOT / "scripts/restarts.py"), "--plain", "-o", "json", "1"]
     environment = {**os.environ, "CUDA_CLUSTER_BIN": str(BUILT)}
-    said = subprocess.run(
-        script, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
+    said = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert said.returncode == 0, said.stderr
     found = json.loads(said.stdout)
     assert found.keys() == {"run --restarts", "run --restarts --warm"}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from meet import RANK, World, meet
+from meet import RANK, meet
 
 HERE = Path(os.environ["STALLS_FOLDER"])
 

@@ -69,7 +69,13 @@ class DeviceBuffer:
 
     @property
     def __cuda_array_interface__(self):
-        return {"data": (self.ptr, False), "shape": (self.size,), "strides": None, "typestr": "|u1", "version": 0}
+        return {
+            "data": (self.ptr, False),
+            "shape": (self.size,),
+            "strides": None,
+            "typestr": "|u1",
+            "version": 0,
+        }
 
     def tobytes(self):
         data = ctypes.create_string_buffer(self.size)
