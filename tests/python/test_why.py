@@ -53,16 +53,19 @@ CAUSES = {
 HEALTHY = ["computes", "sleeps_between_steps", "one_is_slow", "writes_files", "has_helpers"]
 
 
+def python(program, *arguments):
+    return [sys.executable, str(STALLS / program), *arguments]
+
+
 class Job:
     """A job of four ranks, of which rank 2 (`gpu2`) may be the odd one."""
 
-    def __init__(self, name, program, *arguments, folder):
+    def __init__(self, name, command, folder):
         self.name = f"why-{name.replace('_', '-')}-{os.getpid()}"
         run = [str(BUILT), "run", "--name", self.name, "--topology", "dgx-h100", "--simulate"]
-        python = [sys.executable, str(STALLS / program), *arguments]
         environment = {**os.environ, "STALLS_FOLDER": str(folder)}
         self.process = subprocess.Popen(
-            [*run, "-n", "4", "--", *python],
+            [*run, "-n", "4", "--", *command],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -107,7 +110,7 @@ def job(tmp_path):
     jobs = []
 
     def start(name, program="causes.py", *arguments):
-        jobs.append(Job(name, program, *(arguments or (name,)), folder=tmp_path))
+        jobs.append(Job(name, python(program, *(arguments or (name,))), tmp_path))
         return jobs[-1]
 
     yield start

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BUILT
-from test_why import Job
+from test_why import STALLS, Job, python
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-STALLS = Path(__file__).parent / "stalls"
 
 #: MPI's ranks ask again and again whether a message has come, so they never sleep, and MPICH has a thread of its own.
 OF_MPI = {
@@ -25,6 +23,16 @@ OF_MPI = {
     "pipe_without_reader": ("sleeps", "<module>"),
     "silent_server": ("outside", "silent_server"),
     "event_of_asyncio": ("idle", "event_of_asyncio"),
+}
+
+#: Programs in C: the standing, the cause, what is said of the odd rank and the function that it is in. Those that
+#: ask MPI again and again run, so nothing says for how long.
+NATIVE = {
+    "own_lock": ("stalled", "lock", "waits for a lock", "own_lock"),
+    "sleeping": ("stalled", "sleeps", "sleeps for another", "sleeping"),
+    "other_collective": ("waiting", "collective", "is in MPI_Barrier", "other_collective"),
+    "message": ("waiting", "peer", "is in MPI_Recv", "message"),
+    "endless": ("waiting", "works", "works", "endless"),
 }
 
 #: Tasks of Dask, and whether they make a cluster stalled.
@@ -44,7 +52,7 @@ def over_mpi(tmp_path, monkeypatch):
     jobs = []
 
     def start(name, program):
-        jobs.append(Job(f"mpi-{name}", program, name, folder=tmp_path))
+        jobs.append(Job(f"mpi-{name}", python(program, name), tmp_path))
         return jobs[-1]
 
     yield start
@@ -75,6 +83,39 @@ def test_slow_jobs_of_mpi_are_not_stalled(over_mpi, program):
     for _ in range(8):
         code, verdict = job.verdict()
         assert code == 0 and verdict["standing"] in ("working", "waiting"), verdict
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory):
+    mpicc = Path(sys.executable).with_name("mpicc")
+    if not mpicc.exists():
+        pytest.skip("scripts/setup.sh --tests installs MPICH")
+    program = tmp_path_factory.mktemp("native") / "native"
+    subprocess.run([mpicc, "-O2", "-o", program, STALLS / "native.c"], check=True)
+    return program
+
+
+@pytest.mark.parametrize("cause", NATIVE)
+def test_ranks_in_c_are_named_with_their_functions(native, tmp_path, cause):
+    standing, kind, text, function = NATIVE[cause]
+    job = Job(f"c-{cause}", [str(native), cause], tmp_path)
+
+    def told():
+        code, verdict = job.verdict()
+        odd = [one["condition"] for one in verdict["groups"] if one["ranks"] == ["gpu2"]]
+        found = odd[0] if odd else {"text": "", "place": ""}
+        is_so = text in found["text"] and found.get("place") == f"native in {function}"
+        return (code, verdict["standing"], verdict.get("cause"), verdict["odd"], is_so), verdict
+
+    try:
+        job.until(["stalled", "waiting", "working"])
+        expected = (5 if standing == "stalled" else 0, standing, kind, ["gpu2"], True)
+        end = time.monotonic() + 90
+        while (last := told())[0] != expected and time.monotonic() < end:
+            time.sleep(0.5)
+        assert last[0] == expected, last
+    finally:
+        job.end()
 
 
 class Dask:

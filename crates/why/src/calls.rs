@@ -43,6 +43,52 @@ const COLLECTIVES: [&str; 34] = [
     "Ibarrier",
 ];
 
+/// The same in programs without Python, as MPI, NCCL and NVSHMEM name it, without `MPI_`, `nccl`
+/// and `nvshmem_`.
+const NATIVE_COLLECTIVES: [(&str, &[&str]); 3] = [
+    (
+        "MPI_",
+        &[
+            "Allgather",
+            "Allgatherv",
+            "Allreduce",
+            "Alltoall",
+            "Alltoallv",
+            "Barrier",
+            "Bcast",
+            "Comm_create",
+            "Comm_dup",
+            "Comm_free",
+            "Comm_split",
+            "Comm_split_type",
+            "Exscan",
+            "File_open",
+            "File_write_all",
+            "Finalize",
+            "Gather",
+            "Gatherv",
+            "Init",
+            "Init_thread",
+            "Reduce",
+            "Reduce_scatter",
+            "Reduce_scatter_block",
+            "Scan",
+            "Scatter",
+            "Scatterv",
+            "Win_create",
+            "Win_fence",
+        ],
+    ),
+    ("nccl", &["CommFinalize", "CommInitRank", "CommInitRankConfig", "CommSplit", "GroupEnd"]),
+    ("nvshmem_", &["barrier_all", "finalize", "init", "init_thread", "sync_all"]),
+];
+
+/// MPI's waits for a message, without `MPI_`.
+const MESSAGES: [&str; 12] = [
+    "Mprobe", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Wait", "Waitall", "Waitany",
+    "Waitsome", "Bsend",
+];
+
 /// Frames that are looked at, from the innermost.
 const DEPTH: usize = 10;
 
@@ -61,6 +107,46 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
     let called = |name: &&&str| code.contains(&format!(".{name}("));
     let name = COLLECTIVES.iter().filter(called).max_by_key(|name| name.len())?;
     Some(((*name).to_owned(), program(&thread.frames)))
+}
+
+/// What a thread of native code is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Native {
+    /// An operation that all ranks have to call.
+    Collective(String),
+    /// A wait for a message.
+    Message(String),
+}
+
+/// The outermost operation of a library that a thread of native code is in.
+pub(crate) fn native(thread: &Thread) -> Option<Native> {
+    thread.functions.iter().rev().find_map(|function| {
+        // Profilers replace `MPI_X` and call `PMPI_X`; Fortran calls `mpi_x_`.
+        let name = function.name.strip_prefix('P').unwrap_or(&function.name);
+        let fortran = name.strip_prefix("mpi_").and_then(|name| name.strip_suffix('_'));
+        let is = |one: &str, prefix: &str| match fortran {
+            Some(name) => prefix == "MPI_" && one.eq_ignore_ascii_case(name),
+            None => name.strip_prefix(prefix) == Some(one),
+        };
+        let called = |prefix: &str, names: &[&str]| {
+            let found = names.iter().find(|one| is(one, prefix))?;
+            Some(format!("{prefix}{found}"))
+        };
+        let together = NATIVE_COLLECTIVES.iter();
+        let together = together.filter_map(|(prefix, names)| called(prefix, names)).next();
+        let message = || called("MPI_", &MESSAGES).map(Native::Message);
+        together.map(Native::Collective).or_else(message)
+    })
+}
+
+/// Where a thread is: the innermost line of the program itself, or the innermost function of it.
+pub(crate) fn place(thread: &Thread) -> Option<String> {
+    let line = program(&thread.frames).map(Frame::place);
+    line.or_else(|| {
+        // Not a library's.
+        let own = thread.functions.iter().find(|one| !one.module.contains(".so"));
+        own.map(|function| format!("{} in {}", function.module, function.name))
+    })
 }
 
 /// The innermost frame of the program itself: neither Python's library nor an installed package.
@@ -102,9 +188,33 @@ pub(crate) fn imports(thread: &Thread) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::evidence::Function;
 
     fn frame(function: &str, file: &str, code: &str) -> Frame {
         Frame { function: function.into(), file: file.into(), line: 3, code: Some(code.into()) }
+    }
+
+    #[test]
+    fn an_operation_of_native_code_is_the_outermost_one() {
+        let function = |(name, module): (&str, &str)| Function {
+            name: name.to_owned(),
+            module: module.to_owned(),
+        };
+        let thread = |functions: &[(&str, &str)]| Thread {
+            functions: functions.iter().copied().map(function).collect(),
+            ..Thread::default()
+        };
+        let mpi = "libmpi.so.12";
+        let split = [("PMPI_Allgather", mpi), ("PMPI_Comm_split", mpi), ("main", "solver")];
+        let split = thread(&split);
+        assert_eq!(native(&split), Some(Native::Collective("MPI_Comm_split".to_owned())));
+        assert_eq!(place(&split), Some("solver in main".to_owned()));
+        let fortran = thread(&[("MPIR_Barrier", mpi), ("mpi_barrier_", mpi), ("MAIN__", "ocean")]);
+        assert_eq!(native(&fortran), Some(Native::Collective("MPI_Barrier".to_owned())));
+        let waits = thread(&[("poll", "libc.so.6"), ("MPI_Recv", mpi), ("main", "solver")]);
+        assert_eq!(native(&waits), Some(Native::Message("MPI_Recv".to_owned())));
+        let other = thread(&[("PARTY", "solver"), ("MPI_Initialized", mpi)]);
+        assert_eq!(native(&other), None);
     }
 
     #[test]

@@ -168,12 +168,25 @@ pub struct Thread {
     /// Python's frames, the innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frames: Vec<Frame>,
+    /// The functions of native code that it is in, the innermost first; of processes without
+    /// Python.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub functions: Vec<Function>,
     /// Whether both looks saw the same frames.
     #[serde(default)]
     pub same_frames: bool,
     /// Whether it had Python's interpreter lock, both times.
     #[serde(default)]
     pub has_gil: bool,
+}
+
+/// A function of a program in C, C++, Rust …
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its address in the file, if it has no name there.
+    pub name: String,
+    /// The file that it is in, without folders.
+    pub module: String,
 }
 
 /// A line of a Python program.

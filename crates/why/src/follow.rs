@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::calls;
+use crate::calls::{self, Native};
 use crate::condition::{Condition, Kind, short};
 use crate::evidence::{
     Connection, End, Evidence, Frame, Holder, Process, Rank, State, Thread, Waits, is_a_device,
@@ -81,7 +81,7 @@ impl<'a> Walk<'a> {
         Condition {
             kind,
             text: if root { text } else { format!("waits for its {who}, which {text}") },
-            place: frame.map(Frame::place),
+            place: thread.and_then(calls::place),
             code: frame.and_then(|frame| frame.code.clone()),
             for_ms: thread.and_then(|thread| thread.asleep_for_ms),
             ..Condition::plain(process.pid, String::new())
@@ -113,6 +113,18 @@ impl<'a> Walk<'a> {
                 on: self.peers(process),
                 ..condition
             };
+        }
+        match calls::native(thread) {
+            Some(Native::Collective(operation)) => {
+                let condition = at(Kind::Collective, format!("is in {operation}"));
+                let on = self.peers(process);
+                return Condition { operation: Some(operation), on, ..condition };
+            }
+            Some(Native::Message(name)) => {
+                let on = self.peers(process);
+                return Condition { on, ..at(Kind::Peer, format!("is in {name}")) };
+            }
+            None => {}
         }
         if calls::waits_for_events(thread) {
             return self.event_loop(process, thread, visited);

@@ -6,6 +6,7 @@
 //! left behind if it does not return, as a read of `/proc` may not while a page is being fetched.
 
 mod ends;
+mod native;
 mod procfs;
 mod python;
 mod sockets;
@@ -16,8 +17,9 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::evidence::{Evidence, Process, Rank, State, Thread, Unseen, VERSION};
+use crate::evidence::{Evidence, Function, Process, Rank, State, Thread, Unseen, VERSION};
 use ends::{Ends, Holders};
+use native::{Images, Native, Sample as Sampled};
 use procfs::{Sample, Task};
 use python::{Files, Python, Stack};
 use sockets::Sockets;
@@ -36,6 +38,9 @@ impl Default for Limits {
         Self { interval: Duration::from_millis(400), each: Duration::from_millis(1500) }
     }
 }
+
+/// The most threads of a process whose native code is looked at.
+const NATIVE: usize = 16;
 
 /// The most processes that are looked at side by side: they are waited for, not computed.
 const THREADS: usize = 16;
@@ -152,6 +157,7 @@ struct Scene {
     holders: Holders,
     sockets: Sockets,
     clocks: BTreeMap<usize, u64>,
+    images: Images,
 }
 
 impl Scene {
@@ -160,6 +166,7 @@ impl Scene {
             holders: Holders::look(),
             sockets: Sockets::look(members.keys().copied()),
             clocks: procfs::clocks(),
+            images: Images::default(),
             members,
         }
     }
@@ -196,6 +203,7 @@ impl First {
             BTreeMap::new()
         });
         let mut files = Files::default();
+        let mut native = Native::of(pid, &scene.images);
         let mut threads = Vec::new();
         for task in &now.threads {
             let before = self.sample.threads.iter().find(|before| before.tid == task.tid);
@@ -211,6 +219,9 @@ impl First {
             thread.has_gil = stack.has_gil && earlier.is_some_and(|earlier| earlier.has_gil);
             thread.frames = stack.frames;
             python::with_code(pid, &mut thread.frames, &mut files);
+            if thread.frames.is_empty() && python.is_none() && threads.len() < NATIVE {
+                thread.functions = functions(&mut native, &thread, pid);
+            }
             threads.push(thread);
         }
         let before = &self.sample;
@@ -237,6 +248,15 @@ impl First {
         };
         Some((process, unseen))
     }
+}
+
+/// The functions that a thread is in, if it can be seen.
+fn functions(native: &mut Native<'_>, thread: &Thread, pid: u32) -> Vec<Function> {
+    let sample = match (thread.state, &thread.call) {
+        (State::Running, None) => Sampled::running(thread.tid),
+        _ => Sampled::asleep(pid, thread.tid),
+    };
+    sample.map_or_else(Vec::new, |sample| native.functions(&sample))
 }
 
 fn thread(task: &Task, before: Option<&Task>, clocks: &BTreeMap<usize, u64>) -> Thread {
