@@ -6,9 +6,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use elf_object::read::ReadCache;
+use elf_object::{
+    Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind,
+};
 use framehop::{ExplicitModuleSectionInfo, Module};
-use object::read::ReadCache;
-use object::{Object as _, ObjectSection as _, ObjectSegment as _, ObjectSymbol as _, SymbolKind};
 
 use super::maps::{FileId, Mapping};
 
@@ -54,7 +56,7 @@ const EH_FRAME_HDR: &str = ".eh_frame_hdr";
 impl Image {
     fn read(file: File) -> Option<Self> {
         let cache = ReadCache::new(file.try_clone().ok()?);
-        let object = object::File::parse(&cache).ok()?;
+        let object = elf_object::File::parse(&cache).ok()?;
         let segments = object.segments().map(|segment| {
             let (offset, length) = segment.file_range();
             (offset..offset.saturating_add(length), segment.address())
@@ -83,7 +85,7 @@ impl Image {
         let (eh_frame_svma, eh_frame) = table(EH_FRAME);
         let (eh_frame_hdr_svma, eh_frame_hdr) = table(EH_FRAME_HDR);
         eh_frame.as_ref()?;
-        // What is added to stated addresses; the mapping's first page may be another segment's, too.
+        // Not where the mapping begins: its first page may be another segment's, too.
         let base = address.checked_sub(self.stated(mapping, address)?)?;
         let info = ExplicitModuleSectionInfo {
             eh_frame_svma,
@@ -107,9 +109,9 @@ impl Image {
 
     fn look_up(&self, address: u64) -> Named {
         let cache = ReadCache::new(self.file.try_clone().ok()?);
-        let object = object::File::parse(&cache).ok()?;
-        let of_code = |symbol: &object::Symbol<'_, '_, _>| symbol.kind() == SymbolKind::Text;
-        let at = |symbol: &object::Symbol<'_, '_, _>| {
+        let object = elf_object::File::parse(&cache).ok()?;
+        let of_code = |symbol: &elf_object::Symbol<'_, '_, _>| symbol.kind() == SymbolKind::Text;
+        let at = |symbol: &elf_object::Symbol<'_, '_, _>| {
             let begin = symbol.address();
             begin <= address && address < begin.saturating_add(symbol.size().max(1))
         };
