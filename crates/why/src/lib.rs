@@ -13,6 +13,7 @@ pub mod evidence;
 mod follow;
 pub mod look;
 pub mod verdict;
+pub mod wires;
 
 pub use evidence::Evidence;
 pub use verdict::{Verdict, judge};
