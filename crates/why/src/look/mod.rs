@@ -8,6 +8,7 @@
 mod ends;
 mod procfs;
 mod python;
+pub mod ras;
 mod sockets;
 mod waits;
 
