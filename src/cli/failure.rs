@@ -18,7 +18,7 @@ pub(crate) enum Exit {
     NotReady,
     /// 4: verification failed.
     Unverified,
-    /// 5: a job is stalled (`why`).
+    /// 5: a job is stalled, or lines name a cause (`why`).
     Stalled,
     /// 128+n: ended by signal n.
     Signal(u8),

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::sanitize::plain;
-use super::{input, output, reach};
+use super::{input, output, reach, wires};
 use crate::ids::ClusterName;
 use crate::plan::EngineKind;
 use crate::supervise::{ClusterState, ProcessState};
@@ -27,12 +27,15 @@ const LONGEST_BUNDLE: usize = 256 << 20;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exit codes: 0 the job is not stalled; 5 it is stalled; 1 it could not be told.
+With --read or --ras: 0 nothing wrong is said; 5 a cause is named; 1 there is no line to read.
 
 Examples:
   cuda-cluster why train
   cuda-cluster why train --save train.json         # also keeps what was seen
   cuda-cluster why --bundle train.json             # judges it again, elsewhere
-  cuda-cluster why train -o json | jq .verdict")]
+  cuda-cluster why train -o json | jq .verdict
+  cuda-cluster why --read rank*.log                # which wires, by lines of NCCL and UCX
+  cuda-cluster why --ras                           # asks NCCL's RAS on this machine")]
 pub(super) struct Arguments {
     /// The cluster or the job of 'run'; optional if only one is running
     name: Option<ClusterName>,
@@ -42,6 +45,8 @@ pub(super) struct Arguments {
     /// Judge what '--save' has written, instead of looking
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "save"])]
     bundle: Option<PathBuf>,
+    #[command(flatten)]
+    wires: wires::Sources,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: output::Form,
@@ -57,6 +62,9 @@ struct Answer<'a> {
 
 /// Looks, judges and prints.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    if arguments.wires.given() {
+        return wires::run(&arguments.wires, arguments.output);
+    }
     let evidence = match &arguments.bundle {
         Some(path) => read(path)?,
         None => seen(arguments.name.as_ref())?,
@@ -160,7 +168,7 @@ fn lasting(condition: &Condition) -> String {
     }
 }
 
-fn wrapped(text: &str, indent: &str) -> String {
+pub(super) fn wrapped(text: &str, indent: &str) -> String {
     let width = output::columns().unwrap_or(100).max(20);
     let lines = crate::text::wrapped(&plain(text), width.saturating_sub(indent.len()));
     lines.join(&format!("\n{indent}"))

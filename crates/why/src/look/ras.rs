@@ -1,7 +1,7 @@
 //! Asks the RAS of a job's NCCL, over the socket that each of its processes would serve.
 //!
 //! Understands no answer; `wires::ras` does. The protocol is that of `ncclras` (NCCL 2.24 to 2.31,
-//! `src/ras/client.cc`): lines of text, each with a line as an answer, and the status until the end.
+//! `src/ras/client.cc`): lines of text, each with a line as its answer, then the status.
 //!
 //! *Invariant:* it is over in time, and reads no more than the limit, whoever is at the other end.
 

@@ -74,8 +74,8 @@ impl Cause {
                  ended jobs have left there"
             }
             Cause::NoInterface => {
-                "no network interface can be used: check the names in NCCL_SOCKET_IFNAME, on every \
-                 machine"
+                "no network interface can be used: check the names in NCCL_SOCKET_IFNAME on every \
+                 machine, and that all have the same version of NCCL"
             }
             Cause::Interface => {
                 "an interface is used that does not lead to the other machines: name the right one \

@@ -74,10 +74,9 @@ impl Job {
     /// A NIC that does not answer: with InfiniBand there is no index to get wrong.
     fn judge_reach(&self, causes: &mut BTreeMap<Cause, (String, usize)>) {
         let layers = &self.nccl.link_layers;
-        if layers.contains("IB") && !layers.contains("RoCE") {
-            if let Some(lines) = causes.remove(&Cause::GidIndex) {
-                causes.entry(Cause::Unreachable).or_insert(lines);
-            }
+        let infiniband = layers.contains("IB") && !layers.contains("RoCE");
+        if let Some(lines) = infiniband.then(|| causes.remove(&Cause::GidIndex)).flatten() {
+            causes.entry(Cause::Unreachable).or_insert(lines);
         }
     }
 

@@ -9,12 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::channel::{Channel, Who};
 use super::lines::Record;
 
+/// Devices with their numbers.
+type List = Vec<(u32, String)>;
+
 /// What NCCL's lines have said.
 #[derive(Debug, Default)]
 pub(super) struct Nccl {
     channels: BTreeSet<Raw>,
     /// The devices that a process has chosen, by `IB` or `Socket`: one list, unless they differ.
-    devices: BTreeMap<(String, String), BTreeSet<Vec<(u32, String)>>>,
+    devices: BTreeMap<(String, String), BTreeSet<List>>,
     pub(super) hosts: BTreeSet<String>,
     /// The most machines of a communicator.
     pub(super) nodes: u32,

@@ -89,7 +89,7 @@ impl Ucx {
         let cells: Vec<&str> = record.body.split('|').map(str::trim).collect();
         let [.., range, _, lanes, _] = cells.as_slice() else { return false };
         let Some(peer) = self.tables.get(record.process).copied() else { return false };
-        if !range.contains("..") {
+        if !range.contains("..") && range.parse::<u64>().is_err() {
             return false;
         }
         for (wire, device) in lanes.split_whitespace().filter_map(lane) {

@@ -65,9 +65,10 @@ struct State {
 
 /// The answer, behind what the server has said before it.
 pub(super) fn parse(text: &str) -> Option<Status> {
-    let start = text.find('{')?;
-    // No search in large logs: a program's own JSON is none of RAS's.
-    let text = text.get(start..).filter(|text| text.contains("\"nccl_version\""))?;
+    // Other braces may stand before it: a log's, or those of a program's own JSON.
+    let inside = text.find("\"nccl_version\"")?;
+    let start = text.get(..inside)?.rfind('{')?;
+    let text = text.get(start..)?;
     let mut answers = serde_json::Deserializer::from_str(text).into_iter::<Answer>();
     let answer = answers.next()?.ok()?;
     let communicators = answer.communicators.iter().enumerate().map(communicator).collect();

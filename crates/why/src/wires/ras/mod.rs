@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn json_says_who_is_dead_who_has_failed_and_who_is_behind() {
-        let status = parse(&format!("OK\n{JSON}\n")).expect("an answer");
+        let status = parse(&format!("a log {{\nOK\n{JSON}\n")).expect("an answer");
         assert_eq!((status.nccl.as_deref(), status.timeouts), (Some("2.29.1"), 2));
         let said = status.sentences();
         assert_eq!(
