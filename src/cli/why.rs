@@ -10,6 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::output::indented;
 use super::sanitize::plain;
 use super::{input, output, reach, wires};
 use crate::ids::ClusterName;
@@ -140,13 +141,13 @@ fn read(path: &Path) -> Result<Evidence, Failure> {
 
 /// The verdict, then each group of ranks with where it is.
 fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
-    let mut text = format!("{}\n\n", wrapped(&verdict.text, ""));
+    let mut text = format!("{}\n\n", indented(&verdict.text, ""));
     for group in &verdict.groups {
         let odd = group.ranks.iter().any(|rank| verdict.odd.contains(rank));
         let mark = if odd { "*" } else { " " };
         let ranks = group.ranks.join(", ");
         let what = format!("{mark} {ranks}: {}", lasting(&group.condition));
-        text.push_str(&format!("{}\n", wrapped(&what, "    ")));
+        text.push_str(&format!("{}\n", indented(&what, "    ")));
         if let Some(place) = &group.condition.place {
             text.push_str(&format!("    {}\n", plain(place)));
         }
@@ -156,7 +157,7 @@ fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
     }
     for unseen in &evidence.unseen {
         let line = format!("not seen: {}: {}", unseen.what, unseen.why);
-        text.push_str(&format!("{}\n", wrapped(&line, "    ")));
+        text.push_str(&format!("{}\n", indented(&line, "    ")));
     }
     text
 }
@@ -166,10 +167,4 @@ fn lasting(condition: &Condition) -> String {
         Some(seconds) => format!("{} (has not run for {seconds} s)", condition.text),
         None => condition.text.clone(),
     }
-}
-
-pub(super) fn wrapped(text: &str, indent: &str) -> String {
-    let width = output::columns().unwrap_or(100).max(20);
-    let lines = crate::text::wrapped(&plain(text), width.saturating_sub(indent.len()));
-    lines.join(&format!("\n{indent}"))
 }

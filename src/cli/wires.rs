@@ -8,8 +8,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::output::indented;
 use super::sanitize::plain;
-use super::why::wrapped;
 use super::{input, output};
 use cuda_cluster_why::look::ras::{ADDRESS, RasLimits, ask};
 use cuda_cluster_why::wires::{Wires, grouped, read};
@@ -96,29 +96,28 @@ fn shown(wires: &Wires) -> String {
         return "no line of NCCL or UCX was found\n".to_owned();
     }
     let mut text = String::new();
-    let mut add = |line: &str, indent: &str| {
-        text.push_str(&format!("{}\n", wrapped(line, indent)));
-    };
     for line in grouped(&wires.channels) {
-        add(&line, "    ");
+        text.push_str(&format!("{}\n", indented(&line, "    ")));
     }
     if wires.channels.is_empty() {
-        add("no line says which wires are used", "");
+        text.push_str("no line says which wires are used\n");
     }
     for found in &wires.causes {
         let times =
             if found.lines > 1 { format!(" ({} lines)", found.lines) } else { String::new() };
-        add(&format!("* {}{times}", found.text), "    ");
-        add(&format!("    {}", plain(&found.line)), "        ");
+        text.push_str(&format!("{}\n", indented(&format!("* {}{times}", found.text), "  ")));
+        // As it was written, so that it can be searched for.
+        text.push_str(&format!("      {}\n", plain(&found.line)));
     }
     if wires.causes.is_empty() {
-        add("nothing wrong is said", "");
+        text.push_str("nothing wrong is said\n");
     }
     for note in &wires.notes {
-        add(&format!("note: {note}"), "    ");
+        text.push_str(&format!("{}\n", indented(&format!("note: {note}"), "  ")));
     }
     if wires.not_understood > 0 {
-        add(&format!("{} lines of NCCL or UCX were not understood", wires.not_understood), "");
+        let lines = wires.not_understood;
+        text.push_str(&format!("lines of NCCL or UCX that were not understood: {lines}\n"));
     }
     text
 }
