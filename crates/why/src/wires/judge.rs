@@ -11,7 +11,7 @@ use super::cause::{Cause, Found};
 use super::channel::Channel;
 use super::nccl::Nccl;
 use super::ras::Status;
-use super::ucx::Ucx;
+use super::ucx::{Lanes, Ucx};
 
 /// What the lines of a job have said.
 #[derive(Debug, Default)]
@@ -146,16 +146,18 @@ impl Job {
             let mut names = names.iter().filter(|name| !local(name)).peekable();
             names.peek().is_some() && names.all(|name| name == "tcp")
         };
-        let lanes = self.ucx.elsewhere.iter().find(|lanes| {
+        let slow = |lanes: &Lanes| {
             only(&lanes.transports) && (lanes.certain || !lanes.transports.iter().any(local))
-        });
+        };
+        let lanes = self.ucx.elsewhere.iter().find(|lanes| slow(lanes));
+        let table = || self.ucx.tables().find(slow).map(|lanes| lanes.line);
         let transport = |name: &String| name.split('/').next().unwrap_or("").to_owned();
         let resources: BTreeSet<String> = self.ucx.resources.iter().map(transport).collect();
         let context = || {
             let all: Vec<&str> = self.ucx.resources.iter().map(String::as_str).collect();
             only(&resources).then(|| format!("resources: {}", all.join(" ")))
         };
-        lanes.map(|lanes| lanes.line.clone()).or_else(context)
+        lanes.map(|lanes| lanes.line.clone()).or_else(table).or_else(context)
     }
 
     /// What is not wrong, but good to know.

@@ -175,6 +175,27 @@ mod tests {
     }
 
     #[test]
+    fn a_table_about_another_machine_with_tcp_alone_is_slow() {
+        let table = "[1.5] [n:1    :0]  | perftest inter-node cfg#0      |\n\
+                     [1.5] [n:1    :0]  |   0 | eager short | tcp/eth0 |\n\
+                     [1.5] [n:1    :0]  | 1..inf | rendezvous | 52% on tcp/eth0 and 48% on WIRE |\n";
+        let found = |wire: &str| read(&table.replace("WIRE", wire)).causes;
+        assert_eq!(found("tcp/eth1")[0].cause, Cause::TcpOnly);
+        assert_eq!(found("rc_mlx5/mlx5_0:1"), []);
+    }
+
+    #[test]
+    fn a_peer_that_no_transport_reaches_is_unreachable_in_all_words() {
+        let line = "select.c:721  UCX  ERROR   no active messages transport to <no debug data>: ";
+        let cause = |reasons: &str| read(&format!("{line}{reasons}")).causes[0].cause;
+        let lost = "self/memory - iface mismatch, tcp/lo - different host id local 1 vs 2";
+        assert_eq!(cause(lost), Cause::Unreachable);
+        assert_eq!(cause("tcp/eth0 - Destination is unreachable"), Cause::Unreachable);
+        let unable = "tcp/eno1 - no peer failure handler, cuda_ipc/cuda - no am bcopy";
+        assert_eq!(cause(unable), Cause::Transport);
+    }
+
+    #[test]
     fn what_is_not_understood_is_counted() {
         let wires = read("n:1:2 [0] NCCL INFO Something new\nn:1:2 [0] NCCL INFO Trees [0]\nx\n");
         assert_eq!((wires.understood, wires.not_understood), (1, 1));

@@ -21,6 +21,8 @@ pub(super) struct Ucx {
     pub(super) resources: BTreeSet<String>,
     /// The peer of the table that a process is writing.
     tables: BTreeMap<String, &'static str>,
+    /// The first table about another machine, of each process.
+    heads: BTreeMap<String, String>,
 }
 
 /// The lanes of a configuration.
@@ -34,6 +36,8 @@ pub(super) struct Lanes {
 
 /// Who is meant where nothing is said of it.
 const SOME_PEER: &str = "peer";
+/// A process on another machine.
+const ELSEWHERE: &str = "inter-node";
 
 impl Ucx {
     /// Keeps what this says; `false` if it is nothing that we know.
@@ -70,10 +74,10 @@ impl Ucx {
         for (wire, device) in &lanes {
             self.keep(record, peer, wire, device);
         }
-        if matches!(peer, "inter-node" | SOME_PEER) && !lanes.is_empty() {
+        if matches!(peer, ELSEWHERE | SOME_PEER) && !lanes.is_empty() {
             self.elsewhere.push(Lanes {
                 transports: lanes.iter().map(|(wire, _)| (*wire).to_owned()).collect(),
-                certain: peer == "inter-node",
+                certain: peer == ELSEWHERE,
                 line: record.whole.to_owned(),
             });
         }
@@ -84,6 +88,10 @@ impl Ucx {
     fn see_table(&mut self, record: &Record<'_>) -> bool {
         if let Some((peer, _)) = peer(record.body) {
             self.tables.insert(record.process.to_owned(), peer);
+            if peer == ELSEWHERE {
+                let head = || record.whole.to_owned();
+                self.heads.entry(record.process.to_owned()).or_insert_with(head);
+            }
             return true;
         }
         let cells: Vec<&str> = record.body.split('|').map(str::trim).collect();
@@ -108,6 +116,17 @@ impl Ucx {
         });
     }
 
+    /// Of each process that has written tables alone: its lanes to other machines.
+    pub(super) fn tables(&self) -> impl Iterator<Item = Lanes> {
+        self.heads.iter().map(|(process, head)| {
+            let from = if process.is_empty() { "?" } else { process };
+            let (from, to) = (Who::Name(from.to_owned()), Who::Name(ELSEWHERE.to_owned()));
+            let own = self.channels.iter().filter(|one| one.from == from && one.to == to);
+            let transports = own.map(|one| one.wire.clone()).collect();
+            Lanes { transports, certain: true, line: head.clone() }
+        })
+    }
+
     pub(super) fn channels(&self) -> &BTreeSet<Channel> {
         &self.channels
     }
@@ -115,13 +134,16 @@ impl Ucx {
     /// Why there is no way to a peer: its address can't be reached, or no transport can do it.
     pub(super) fn failed(&self, record: &Record<'_>) -> Option<Cause> {
         let (_, reasons) = record.body.split_once("no active messages transport")?;
-        let across = |reason: &str| {
-            let network = ["tcp/", "rc", "ud", "dc"].iter().any(|name| reason.starts_with(name));
-            network && reason.contains("unreachable")
-        };
         let (_, reasons) = reasons.split_once(": ").unwrap_or(("", reasons));
-        let reached = !reasons.split(", ").any(|reason| across(reason.trim()));
-        Some(if reached { Cause::Transport } else { Cause::Unreachable })
+        // `tcp/eth0 - Destination is unreachable`, since 1.21 `tcp/lo - different host id …`, but
+        // `tcp/eth0 - no peer failure handler` of what a transport can't do at all.
+        let across = |reason: &str| {
+            let (lane, why) = reason.trim().split_once(" - ").unwrap_or(("", ""));
+            let network = ["tcp/", "rc", "ud_", "ud/", "dc", "srd"];
+            network.iter().any(|name| lane.starts_with(name)) && !why.starts_with("no ")
+        };
+        let unreachable = reasons.split(", ").any(across);
+        Some(if unreachable { Cause::Unreachable } else { Cause::Transport })
     }
 }
 
@@ -132,7 +154,7 @@ fn peer(line: &str) -> Option<(&'static str, &str)> {
     }
     let (before, rest) = line.split_once("cfg#")?;
     let word = before.split_whitespace().last().unwrap_or("");
-    let known = ["self", "intra-node", "inter-node"].into_iter().find(|name| *name == word);
+    let known = ["self", "intra-node", ELSEWHERE].into_iter().find(|name| *name == word);
     let rest = rest.trim_start_matches(|letter: char| letter.is_ascii_digit());
     Some((known.unwrap_or(SOME_PEER), rest))
 }
