@@ -45,18 +45,24 @@ const PAIRS: usize = 6;
 
 type Pairs<'a> = BTreeSet<(&'a Who, &'a Who)>;
 
-/// A line for each wire: `ranks 0–7 among each other: P2P/CUMEM`, `0→8, 8→0: NET/Socket (eth0)`.
+/// A line for each wire with the same devices: `ranks 0–7 among each other: P2P/CUMEM`,
+/// `0→8, 8→0: NET/Socket (eth0)`.
 pub fn grouped(channels: &[Channel]) -> Vec<String> {
-    let mut wires: BTreeMap<&str, (Pairs<'_>, BTreeSet<&str>)> = BTreeMap::new();
+    let mut ways: BTreeMap<(&str, &Who, &Who), BTreeSet<&str>> = BTreeMap::new();
     for channel in channels {
-        let (pairs, devices) = wires.entry(&channel.wire).or_default();
-        pairs.insert((&channel.from, &channel.to));
+        let devices = ways.entry((&channel.wire, &channel.from, &channel.to)).or_default();
         devices.extend(channel.device.as_deref());
     }
-    let line = |(wire, (pairs, devices)): (&str, (Pairs<'_>, BTreeSet<&str>))| {
-        let devices: Vec<&str> = devices.into_iter().collect();
-        let by =
-            if devices.is_empty() { String::new() } else { format!(" ({})", devices.join(", ")) };
+    let mut wires: BTreeMap<(&str, Vec<&str>), Pairs<'_>> = BTreeMap::new();
+    for ((wire, from, to), devices) in ways {
+        let devices = devices.into_iter().collect();
+        wires.entry((wire, devices)).or_default().insert((from, to));
+    }
+    let line = |((wire, devices), pairs): ((&str, Vec<&str>), Pairs<'_>)| {
+        let by = match devices.as_slice() {
+            [] => String::new(),
+            devices => format!(" ({})", devices.join(", ")),
+        };
         format!("{}: {wire}{by}", who(&pairs))
     };
     wires.into_iter().map(line).collect()
@@ -148,6 +154,17 @@ mod tests {
         let said = grouped(&channels);
         assert_eq!(said[0], "0→8, 8→0: NET/Socket (eth0)");
         assert_eq!(said[1], "ranks 0–7 among each other: P2P/CUMEM");
+    }
+
+    #[test]
+    fn a_device_is_said_of_those_that_use_it() {
+        let channels = [
+            channel(0, 8, "NET/IB", Some("mlx5_0:1")),
+            channel(0, 8, "NET/IB", Some("mlx5_1:1")),
+            channel(8, 0, "NET/IB", Some("mlx5_1:1")),
+        ];
+        let said = grouped(&channels);
+        assert_eq!(said, ["0→8: NET/IB (mlx5_0:1, mlx5_1:1)", "8→0: NET/IB (mlx5_1:1)"]);
     }
 
     #[test]
