@@ -109,7 +109,8 @@ impl Job {
         let shared = channels.iter().any(|channel| channel.wire == "SHM");
         let off = nccl.setting("NCCL_P2P_DISABLE").find(|(value, _)| is_on(value));
         let near = nccl.setting("NCCL_P2P_LEVEL").find(|(value, _)| matches!(*value, "LOC" | "0"));
-        let p2p = off.filter(|_| shared || channels.is_empty()).or(near.filter(|_| shared));
+        // NCCL shows NCCL_P2P_DISABLE=1 as the level LOC.
+        let p2p = off.or(near).filter(|_| shared || channels.is_empty());
         found.extend(p2p.map(|(_, line)| (Cause::P2pSwitchedOff, line, 1)));
         found
     }

@@ -10,7 +10,7 @@ use super::lines::Record;
 /// A line with all of these words says so.
 type Sign = (Cause, &'static [&'static str]);
 
-const SIGNS: [Sign; 42] = [
+const SIGNS: [Sign; 45] = [
     (Cause::Versions, &["Mismatched NCCL version detected"]),
     (Cause::Driver, &["CUDA driver version is insufficient"]),
     (Cause::SameGpu, &["Duplicate GPU detected"]),
@@ -22,6 +22,9 @@ const SIGNS: [Sign; 42] = [
     (Cause::NoInterface, &["is neither AF_INET(2) nor AF_INET6(10)"]),
     (Cause::NoInterface, &["Socket creation failed", "Address family not supported"]),
     (Cause::Interface, &["No interface found in the same subnet as remote address"]),
+    // Addresses that are valid on one link only.
+    (Cause::Interface, &["Connect to 169.254."]),
+    (Cause::Interface, &["connect to 169.254."]),
     (Cause::PortDown, &["Got async event", "port error"]),
     (Cause::LockedMemory, &["ibv_reg_", "Cannot allocate memory"]),
     (Cause::LockedMemory, &["ibv_create_", "Cannot allocate memory"]),
@@ -48,6 +51,7 @@ const SIGNS: [Sign; 42] = [
     (Cause::Collectives, &["collective mismatch error"]),
     (Cause::HcaName, &["network device", "not available, please use one or more of"]),
     (Cause::HcaName, &["UCX", "network device", "not available"]),
+    (Cause::HcaName, &["UCX", "device '", "is not available"]),
     (Cause::Transport, &["UCX", "transport", "not available"]),
     (Cause::Transport, &["no usable transports/devices"]),
     (Cause::Emulation, &["No zero-copy protocol found"]),
