@@ -18,7 +18,8 @@ pub(crate) enum Exit {
     NotReady,
     /// 4: verification failed.
     Unverified,
-    /// 5: its processes cannot go on by themselves (`why`, `--end-when-stalled`).
+    /// 5: its processes cannot go on by themselves (`why`, `--end-when-stalled`), or lines name a
+    /// cause (`why`).
     Stalled,
     /// 128+n: ended by signal n.
     Signal(u8),

@@ -86,6 +86,18 @@ pub(super) fn folder(path: &Path) -> PathBuf {
 
 /// Reads at most `limit` bytes of UTF-8 text.
 pub(super) fn read(path: &Path, limit: usize) -> Result<String, InputError> {
+    String::from_utf8(bytes(path, limit)?)
+        .map_err(|error| InputError::Encoding { at: error.utf8_error().valid_up_to() + 1 })
+}
+
+/// Reads at most `limit` bytes of a log, in which programs may have written anything.
+pub(super) fn read_log(path: &Path, limit: usize) -> Result<String, InputError> {
+    let bytes = bytes(path, limit)?;
+    Ok(String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+fn bytes(path: &Path, limit: usize) -> Result<Vec<u8>, InputError> {
     let bytes = match path.as_os_str() == "-" {
         true => at_most(limit, &mut io::stdin().lock())?,
         false => from_file(path, limit)?,
@@ -93,8 +105,7 @@ pub(super) fn read(path: &Path, limit: usize) -> Result<String, InputError> {
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         return Err(InputError::Utf16);
     }
-    String::from_utf8(bytes)
-        .map_err(|error| InputError::Encoding { at: error.utf8_error().valid_up_to() + 1 })
+    Ok(bytes)
 }
 
 fn from_file(path: &Path, limit: usize) -> Result<Vec<u8>, InputError> {

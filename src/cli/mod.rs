@@ -40,6 +40,7 @@ mod topo;
 mod up;
 mod verify;
 mod why;
+mod wires;
 mod workers;
 mod workloads;
 

@@ -190,6 +190,13 @@ fn continuation(line: &str, width: usize) -> String {
     lead + &" ".repeat(indent)
 }
 
+/// Text without a terminal's commands, in lines that fit; all but the first are indented.
+pub(super) fn indented(text: &str, indent: &str) -> String {
+    let width = columns().unwrap_or(100).max(20);
+    let lines = crate::text::wrapped(&plain(text), width.saturating_sub(indent.len()));
+    lines.join(&format!("\n{indent}"))
+}
+
 /// Prints an answer that is prose or a tree: on a terminal its lines end between words.
 pub(super) fn print_text(text: &str) -> Result<(), Failure> {
     print(&wrapped(text, 0, columns()))

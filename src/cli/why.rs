@@ -9,8 +9,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::failure::{Exit, Failure};
+use super::output::indented;
 use super::sanitize::plain;
-use super::{input, output, reach};
+use super::{input, output, reach, wires};
 use crate::cluster::{self, FindError};
 use crate::ids::ClusterName;
 use crate::supervise::ClusterState;
@@ -25,12 +26,15 @@ const LONGEST_BUNDLE: usize = 256 << 20;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Exit codes: 0 the job is not stalled; 5 it is stalled; 1 it could not be told.
+With --read or --ras: 0 nothing wrong is said; 5 a cause is named; 1 there is no line to read.
 
 Examples:
   cuda-cluster why train
   cuda-cluster why train --save train.json         # also keeps what was seen
   cuda-cluster why --bundle train.json             # judges it again, elsewhere
-  cuda-cluster why train -o json | jq .verdict")]
+  cuda-cluster why train -o json | jq .verdict
+  cuda-cluster why --read rank*.log                # which wires, by lines of NCCL and UCX
+  cuda-cluster why --ras                           # asks NCCL's RAS on this machine")]
 pub(super) struct Arguments {
     /// The cluster or the job of 'run'; optional if only one is running
     name: Option<ClusterName>,
@@ -40,6 +44,8 @@ pub(super) struct Arguments {
     /// Judge what '--save' has written, instead of looking
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "save"])]
     bundle: Option<PathBuf>,
+    #[command(flatten)]
+    wires: wires::Sources,
     /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORM")]
     output: output::Form,
@@ -55,6 +61,9 @@ struct Answer<'a> {
 
 /// Looks, judges and prints.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
+    if arguments.wires.given() {
+        return wires::run(&arguments.wires, arguments.output);
+    }
     let evidence = match &arguments.bundle {
         Some(path) => read(path)?,
         None => seen(arguments.name.as_ref())?,
@@ -123,13 +132,13 @@ fn read(path: &Path) -> Result<Evidence, Failure> {
 
 /// The verdict, then each group of ranks with where it is.
 fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
-    let mut text = format!("{}\n\n", wrapped(&verdict.text, ""));
+    let mut text = format!("{}\n\n", indented(&verdict.text, ""));
     for group in &verdict.groups {
         let odd = group.ranks.iter().any(|rank| verdict.odd.contains(rank));
         let mark = if odd { "*" } else { " " };
         let ranks = group.ranks.join(", ");
         let what = format!("{mark} {ranks}: {}", lasting(&group.condition));
-        text.push_str(&format!("{}\n", wrapped(&what, "    ")));
+        text.push_str(&format!("{}\n", indented(&what, "    ")));
         if let Some(place) = &group.condition.place {
             text.push_str(&format!("    {}\n", plain(place)));
         }
@@ -139,7 +148,7 @@ fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
     }
     for unseen in &evidence.unseen {
         let line = format!("not seen: {}: {}", unseen.what, unseen.why);
-        text.push_str(&format!("{}\n", wrapped(&line, "    ")));
+        text.push_str(&format!("{}\n", indented(&line, "    ")));
     }
     text
 }
@@ -149,10 +158,4 @@ fn lasting(condition: &Condition) -> String {
         Some(seconds) => format!("{} (has not run for {seconds} s)", condition.text),
         None => condition.text.clone(),
     }
-}
-
-fn wrapped(text: &str, indent: &str) -> String {
-    let width = output::columns().unwrap_or(100).max(20);
-    let lines = crate::text::wrapped(&plain(text), width.saturating_sub(indent.len()));
-    lines.join(&format!("\n{indent}"))
 }

@@ -36,6 +36,7 @@ mod terminals;
 mod top;
 mod verify;
 mod versions;
+mod wires;
 
 use std::time::{Duration, Instant};
 

@@ -18,7 +18,7 @@ pub(crate) const FLOORS: [&[&str]; 14] = [
         "machine::status",
         "why::evidence",
     ],
-    &["why::calls", "why::look"],
+    &["why::calls", "why::look", "why::wires"],
     &["why::condition"],
     &["why::follow"],
     &["why::verdict"],

@@ -14,6 +14,7 @@ mod follow;
 pub mod look;
 pub mod patience;
 pub mod verdict;
+pub mod wires;
 
 pub use evidence::Evidence;
 pub use verdict::{Verdict, judge};

@@ -9,6 +9,7 @@ mod ends;
 mod native;
 mod procfs;
 mod python;
+pub mod ras;
 mod sockets;
 mod waits;
 
