@@ -6,6 +6,7 @@
 //! left behind if it does not return, as a read of `/proc` may not while a page is being fetched.
 
 mod ends;
+mod memory;
 mod native;
 mod procfs;
 mod python;

@@ -4,14 +4,12 @@
 //! *Invariant:* a call that is not known is shown by its number, and is said to wait for nothing.
 
 use std::fs;
-use std::io::IoSliceMut;
 
 use libc::c_long;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::Pid;
 
 use super::ends::Ends;
+use super::memory;
 use crate::evidence::{Call, Waits};
 
 /// The most descriptors of one call that are followed.
@@ -164,7 +162,7 @@ impl Asked<'_> {
     /// poll(2): an array of `struct pollfd`.
     fn polled(&self, array: u64, count: u64, timed: bool) -> Waits {
         let count = usize::try_from(count).unwrap_or(MOST).min(MOST);
-        let bytes = self.bytes(array, count * 8);
+        let bytes = memory::read(self.pid, array, count * 8);
         let number = |one: &[u8]| one[..4].try_into().ok().map(i32::from_ne_bytes);
         let numbers: Vec<i32> = bytes.chunks_exact(8).filter_map(number).collect();
         self.any(numbers, timed)
@@ -176,7 +174,8 @@ impl Asked<'_> {
         let count = usize::try_from(count).unwrap_or(MOST).min(MOST);
         let mut numbers = Vec::new();
         for set in [reads, writes] {
-            let bytes = if set == 0 { Vec::new() } else { self.bytes(set, count.div_ceil(8)) };
+            let bytes =
+                if set == 0 { Vec::new() } else { memory::read(self.pid, set, count.div_ceil(8)) };
             let is_in = |number: &usize| {
                 bytes.get(number / 8).is_some_and(|it| it >> (number % 8) & 1 == 1)
             };
@@ -229,7 +228,7 @@ impl Asked<'_> {
     fn path(&self, address: u64) -> Waits {
         // A page at most: the next one may not be mapped.
         let length = 4096 - usize::try_from(address % 4096).unwrap_or(0);
-        let bytes = self.bytes(address, length.min(512));
+        let bytes = memory::read(self.pid, address, length.min(512));
         let path = bytes.split(|byte| *byte == 0).next().filter(|path| !path.is_empty());
         let path = path.map(|path| String::from_utf8_lossy(path).into_owned());
         let filesystem = path.as_deref().and_then(|path| super::ends::filesystem(self.pid, path));
@@ -237,18 +236,7 @@ impl Asked<'_> {
     }
 
     fn read<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
-        self.bytes(address, N).try_into().ok()
-    }
-
-    /// Bytes of the process's memory; fewer or none where it is not readable.
-    fn bytes(&self, address: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        let Ok(base) = usize::try_from(address) else { return Vec::new() };
-        let remote = [RemoteIoVec { base, len: length }];
-        let pid = Pid::from_raw(self.pid.cast_signed());
-        let read = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote);
-        bytes.truncate(read.unwrap_or(0));
-        bytes
+        memory::read(self.pid, address, N).try_into().ok()
     }
 }
 

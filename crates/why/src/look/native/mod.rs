@@ -6,7 +6,6 @@
 
 mod image;
 mod maps;
-mod memory;
 mod profiler;
 mod sample;
 
@@ -18,6 +17,7 @@ use framehop::{
     UnwinderNative,
 };
 
+use super::memory;
 use crate::evidence::Function;
 pub(super) use image::Images;
 use image::{Image, Section};

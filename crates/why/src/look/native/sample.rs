@@ -5,7 +5,7 @@ use std::fs;
 
 use framehop::UnwindRegsNative;
 
-use super::memory;
+use super::super::memory;
 use super::profiler::{REGISTERS, STACK, profile};
 
 /// A thread's registers and its stack.
