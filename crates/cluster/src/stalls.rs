@@ -32,6 +32,9 @@ pub(crate) const SUBCOMMAND: &str = "__look";
 /// How long a look may take: it gives up itself long before.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
+/// How long one that was killed is waited for, unless the kernel holds it.
+const END: Duration = Duration::from_secs(1);
+
 /// The least and the most time between two looks. Eight ranks cost a tenth of a second of a CPU.
 const BETWEEN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
@@ -175,7 +178,8 @@ impl Eye {
             self.seen = answer.ok().and_then(Result::ok);
             // It has nothing more to say, and need not end by itself.
             let _ = child.start_kill();
-            self.last = Some(child);
+            let ended = tokio::time::timeout(END, child.wait()).await;
+            self.last = ended.is_err().then_some(child);
         }
         self.seen.as_ref()
     }
