@@ -6,9 +6,10 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 /// Cargo keeps most of it: what a crate does not depend on it cannot name.
-pub(crate) const FLOORS: [&[&str]; 13] = [
+pub(crate) const FLOORS: [&[&str]; 14] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
+    &["model::predict"],
     &["model::plan"],
     &[
         "model::preflight",
