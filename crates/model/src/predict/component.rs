@@ -17,6 +17,22 @@ pub struct Component {
     pub name: String,
 }
 
+impl Component {
+    /// What its name says without which one it is: `PCIe x16 gen 4`, `12 NVLinks`. Equal for parts
+    /// of the same kind that differ in nothing else.
+    pub fn like(&self) -> &str {
+        let which = [" of ", " between ", ", which "];
+        let at = which.iter().filter_map(|word| self.name.find(word)).min();
+        match self.kind {
+            ComponentKind::GpuPcie | ComponentKind::NicPcie | ComponentKind::NvLink => {
+                &self.name[..at.unwrap_or(self.name.len())]
+            }
+            ComponentKind::Port => self.name.rfind(" (").map_or("", |at| &self.name[at..]),
+            _ => "",
+        }
+    }
+}
+
 /// Kinds of components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]

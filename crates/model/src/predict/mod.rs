@@ -223,10 +223,16 @@ fn assumed(parts: &Parts<'_>) -> Vec<String> {
     notes.iter().filter(|(is, _)| *is).map(|(_, text)| (*text).to_owned()).collect()
 }
 
-/// The figure of a copy alone.
+/// The figure of a copy alone. Of parts that limit it equally, a GPU's own link is named first.
 fn alone(parts: &Parts<'_>, way: &Way) -> Figure {
-    let figures = together(parts, std::slice::from_ref(way));
-    slowest(&figures)
+    let figure = slowest(&together(parts, std::slice::from_ref(way)));
+    let (Figure::Known { gb_per_s, .. }, Ok(flow)) = (&figure, way) else { return figure };
+    let is_full = |part: &&usize| parts.capacities[**part] <= gb_per_s * (1.0 + 1e-9);
+    let full = flow.iter().filter(is_full).map(|part| &parts.components[*part]).min();
+    match full {
+        Some(part) => Figure::Known { gb_per_s: *gb_per_s, limited_by: part.clone() },
+        None => figure,
+    }
 }
 
 /// The sum of copies at the same time; what limits it is what limits the slowest.
