@@ -124,6 +124,9 @@ pub mod dashboard;
 #[cfg(feature = "probe")]
 #[doc(hidden)]
 pub use cuda_cluster_machine::{os, probe};
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+pub use cuda_cluster_model::predict;
 #[cfg(feature = "native")]
 #[doc(hidden)]
 pub use {

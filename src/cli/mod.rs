@@ -22,6 +22,7 @@ mod measure;
 mod output;
 mod pages;
 mod plan;
+mod predict;
 mod progress;
 mod ps;
 mod reach;

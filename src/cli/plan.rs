@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
 use super::flags::keys::Keys;
-use super::{input, output, source};
+use super::{input, output, predict, source};
 use crate::plan::{
     self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,
 };
@@ -30,6 +30,7 @@ use crate::{cluster, probe};
 Examples:
   cuda-cluster plan --enable-nvlink
   cuda-cluster plan --topology dgx-h100 --explain gpu3
+  cuda-cluster plan --topology dgx-h100 --predict  # GB/s, and what limits them
   cuda-cluster plan -o yaml > plan.yaml            # run it with up --plan")]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -37,6 +38,9 @@ pub(super) struct Arguments {
     /// Explain the decisions for all workers, or for one
     #[arg(long, value_name = "WORKER", num_args = 0..=1, default_missing_value = "")]
     explain: Option<String>,
+    /// Predict what the workers' GPUs should deliver in GB/s, and what limits them
+    #[arg(long, conflicts_with_all = ["explain", "process"])]
+    predict: bool,
     /// Print the environment of this process only (with '-o env'): a worker, scheduler or client
     #[arg(long, value_name = "PROCESS")]
     process: Option<String>,
@@ -61,7 +65,10 @@ enum Form {
 
 /// Prints a plan.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let plan = planned(&arguments.asked.request()?)?;
+    let (machine, plan) = planned_for(&arguments.asked.request()?)?;
+    if arguments.predict {
+        return predicted(&machine, &plan, arguments.output);
+    }
     match (arguments.output, &arguments.explain) {
         (Form::Json, _) => output::print_json(&plan)?,
         (Form::Yaml, _) => {
@@ -75,20 +82,41 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+fn predicted(machine: &Topology, plan: &Plan, form: Form) -> Result<Exit, Failure> {
+    let as_json = match form {
+        Form::Table => false,
+        Form::Json => true,
+        Form::Yaml | Form::Env => {
+            let error = anyhow::anyhow!("a prediction is neither a plan nor an environment");
+            return Err(Failure::new(Exit::Usage, error).hint("'-o table' and '-o json' have one"));
+        }
+    };
+    predict::print(machine, plan, as_json)?;
+    Ok(Exit::Done)
+}
+
 /// Plans a request for its machine, given the environment of this process.
 pub(super) fn planned(request: &Request) -> Result<Plan, Failure> {
+    Ok(planned_for(request)?.1)
+}
+
+/// The same, with the machine.
+fn planned_for(request: &Request) -> Result<(Topology, Plan), Failure> {
     let mut caller = probe::caller();
     let Some(src) = &request.spec.topology else {
         cluster::check_interface(request, &caller)
             .map_err(|error| Keys::of(request).unprepared(error))?;
-        let plan = cluster::decide(&source::examined(&caller)?, request, &caller)
+        let examined = source::examined(&caller)?;
+        let plan = cluster::decide(&examined, request, &caller)
             .map_err(|error| Keys::of(request).no_plan(error))?;
         cluster::check_here(&plan).map_err(|error| Keys::of(request).unprepared(error))?;
-        return Ok(plan);
+        return Ok((examined.topology, plan));
     };
     // This machine's cgroup and installed libraries say nothing about another machine.
     caller.memory_limit_bytes = None;
-    decided(&source::load(src)?, request, &caller)
+    let machine = source::load(src)?;
+    let plan = decided(&machine, request, &caller)?;
+    Ok((machine, plan))
 }
 
 fn decided(
@@ -197,7 +225,8 @@ fn ellipsis(text: &str) -> String {
     format!("{kept},…")
 }
 
-fn section(text: &mut String, heading: &str, lines: &[String]) {
+/// Lines under a heading, if there are any.
+pub(super) fn section(text: &mut String, heading: &str, lines: &[String]) {
     if lines.is_empty() {
         return;
     }
@@ -276,7 +305,7 @@ fn dask_address(dask: &DaskPlan) -> String {
 }
 
 fn setting_lines(plan: &Plan, all: bool) -> Vec<String> {
-    headed(plan::settings(plan, all))
+    headed(plan::settings(plan, all), page() - 2)
 }
 
 fn origin_lines(plan: &Plan) -> Vec<String> {
@@ -284,14 +313,15 @@ fn origin_lines(plan: &Plan) -> Vec<String> {
     for (key, origin) in &plan.origins {
         by_origin.entry(origin.to_string()).or_default().push(key);
     }
-    headed(by_origin.into_iter().map(|(origin, keys)| (origin, keys.join(", "))).collect())
+    let rows = by_origin.into_iter().map(|(origin, keys)| (origin, keys.join(", ")));
+    headed(rows.collect(), page() - 2)
 }
 
 /// Lines that begin with a word each, and go on below each other.
-fn headed(rows: Vec<(String, String)>) -> Vec<String> {
+pub(super) fn headed(rows: Vec<(String, String)>, page: usize) -> Vec<String> {
     let widest = rows.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
     let lines = rows.iter().flat_map(|(head, text)| {
-        let words = wrapped(text, page().saturating_sub(widest + 4));
+        let words = wrapped(text, page.saturating_sub(widest + 2));
         let head = |at: usize| if at == 0 { head.as_str() } else { "" };
         let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
         words.iter().enumerate().map(line).collect::<Vec<_>>()

@@ -110,6 +110,41 @@ fn the_explanation_reads_like_an_expert() {
 }
 
 #[test]
+fn a_prediction_fits_a_page_and_names_what_limits() {
+    for machine in ["dgx-1-v100", "l40s-8", "dgx-a100"] {
+        let text = shown(&["--topology", machine, "--predict"]);
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{machine}: {widest:?}\n{text}");
+        insta::assert_snapshot!(format!("prediction-{machine}"), text);
+    }
+}
+
+#[test]
+fn a_prediction_is_of_the_gpus_of_the_plan_and_says_its_version() {
+    let answer = json(&["--topology", "dgx-h100", "--gpus=0,3", "--predict"]);
+    assert_eq!(answer["version"], 1);
+    let gpus: Vec<&Value> = answer["gpus"].as_array().expect("GPUs").iter().collect();
+    assert_eq!(gpus.iter().map(|gpu| &gpu["gpu"]).collect::<Vec<_>>(), [0, 3]);
+    let part = &answer["pairs"][0]["one_way"]["limited_by"];
+    assert_eq!(part["name"], "18 NVLinks of gpu0 to the NVSwitches");
+    let wrong = plan(&["--topology", "dgx-h100", "--predict", "-o", "yaml"]);
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+#[test]
+fn what_a_topology_does_not_tell_is_no_number() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = "version: 1\nname: two\ngpus:\n\
+                   - {index: 0, uuid: GPU-00000000-0000-0000-0000-000000000000}\n\
+                   - {index: 1, uuid: GPU-00000000-0000-0000-0000-000000000001}\n";
+    let file = written(&directory, "two.yaml", machine);
+    let text = shown(&["--topology", &file, "--predict"]);
+    assert!(text.contains("?  every pair") && text.contains("Unknown (?)"), "{text}");
+    let answer = json(&["--topology", &file, "--predict"]);
+    assert!(answer["gpus"][0]["from_host"]["unknown"].is_string(), "{answer}");
+}
+
+#[test]
 fn the_environment_is_what_a_shell_reads() {
     let text = shown(&[&DGX_1[..], &["-o", "env", "--process", "gpu2"]].concat());
     insta::assert_snapshot!(text);

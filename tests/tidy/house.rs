@@ -9,6 +9,7 @@ use crate::source::Source;
 pub(crate) const FLOORS: [&[&str]; 14] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
+    &["model::predict"],
     &["model::plan"],
     &[
         "model::preflight",

@@ -7,6 +7,7 @@
 pub mod cpuset;
 pub mod ids;
 pub mod plan;
+pub mod predict;
 pub mod preflight;
 pub mod spec;
 pub mod text;
