@@ -239,6 +239,30 @@ pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Fail
     })
 }
 
+/// Lines under a heading, if there are any.
+pub(super) fn section(text: &mut String, heading: &str, lines: &[String]) {
+    if lines.is_empty() {
+        return;
+    }
+    const BOLD: Style = Style::new().bold();
+    text.push_str(&format!("\n{BOLD}{heading}{BOLD:#}\n"));
+    for line in lines {
+        text.push_str(&format!("  {line}\n"));
+    }
+}
+
+/// Lines that begin with a word each, and go on below each other.
+pub(super) fn headed(rows: Vec<(String, String)>, page: usize) -> Vec<String> {
+    let widest = rows.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
+    let lines = rows.iter().flat_map(|(head, text)| {
+        let words = crate::text::wrapped(text, page.saturating_sub(widest + 2));
+        let head = |at: usize| if at == 0 { head.as_str() } else { "" };
+        let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
+        words.iter().enumerate().map(line).collect::<Vec<_>>()
+    });
+    lines.collect()
+}
+
 /// The failure of a command that cannot print its answer. If the reader has gone, as in
 /// `cuda-cluster …
 /// head`, there is no message, and the command ends as if by SIGPIPE.

@@ -14,6 +14,7 @@ use clap::{Args, ValueEnum};
 use super::failure::{Exit, Failure};
 use super::flags::Asked;
 use super::flags::keys::Keys;
+use super::output::{headed, section};
 use super::{input, output, predict, source};
 use crate::plan::{
     self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,
@@ -225,17 +226,6 @@ fn ellipsis(text: &str) -> String {
     format!("{kept},…")
 }
 
-/// Lines under a heading, if there are any.
-pub(super) fn section(text: &mut String, heading: &str, lines: &[String]) {
-    if lines.is_empty() {
-        return;
-    }
-    let _ = writeln!(text, "\n{BOLD}{heading}{BOLD:#}");
-    for line in lines {
-        let _ = writeln!(text, "  {line}");
-    }
-}
-
 /// The variables that have the same value in all workers.
 fn shared(plan: &Plan) -> BTreeMap<&str, &str> {
     let Some((first, others)) = plan.workers.split_first() else { return BTreeMap::new() };
@@ -315,18 +305,6 @@ fn origin_lines(plan: &Plan) -> Vec<String> {
     }
     let rows = by_origin.into_iter().map(|(origin, keys)| (origin, keys.join(", ")));
     headed(rows.collect(), page() - 2)
-}
-
-/// Lines that begin with a word each, and go on below each other.
-pub(super) fn headed(rows: Vec<(String, String)>, page: usize) -> Vec<String> {
-    let widest = rows.iter().map(|(head, _)| head.len()).max().unwrap_or(0);
-    let lines = rows.iter().flat_map(|(head, text)| {
-        let words = wrapped(text, page.saturating_sub(widest + 2));
-        let head = |at: usize| if at == 0 { head.as_str() } else { "" };
-        let line = |(at, words): (usize, &String)| format!("{:widest$}  {words}", head(at));
-        words.iter().enumerate().map(line).collect::<Vec<_>>()
-    });
-    lines.collect()
 }
 
 fn note_lines(plan: &Plan) -> Vec<String> {

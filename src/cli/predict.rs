@@ -10,8 +10,7 @@ use anstyle::Style;
 use serde::Serialize;
 
 use super::failure::Failure;
-use super::output;
-use super::plan::{headed, section};
+use super::output::{self, headed, section};
 use crate::ids::GpuIndex;
 use crate::plan::Plan;
 use crate::predict::{Component, Figure, Prediction, predict_among};
@@ -136,8 +135,11 @@ fn hosts(text: &mut String, prediction: &Prediction) {
 }
 
 /// What each GPU sends through each NIC; GPUs with the same figures share their rows.
+/// A figure, and the NICs that have it.
+type Same<'a> = (String, Vec<&'a str>);
+
 fn nics(text: &mut String, prediction: &Prediction) {
-    let mut of_gpus: BTreeMap<GpuIndex, Vec<(String, Vec<&str>)>> = BTreeMap::new();
+    let mut of_gpus: BTreeMap<GpuIndex, Vec<Same<'_>>> = BTreeMap::new();
     for nic in &prediction.nics {
         let rows = of_gpus.entry(nic.gpu).or_default();
         let shown = cell(&nic.figure);
@@ -146,7 +148,7 @@ fn nics(text: &mut String, prediction: &Prediction) {
             None => rows.push((shown, vec![&nic.nic])),
         }
     }
-    let mut groups: Vec<(Vec<String>, Vec<(String, Vec<&str>)>)> = Vec::new();
+    let mut groups: Vec<(Vec<String>, Vec<Same<'_>>)> = Vec::new();
     for (gpu, rows) in of_gpus {
         match groups.iter_mut().find(|(_, others)| *others == rows) {
             Some((gpus, _)) => gpus.push(format!("gpu{gpu}")),
@@ -155,7 +157,7 @@ fn nics(text: &mut String, prediction: &Prediction) {
     }
     let rows = groups.into_iter().flat_map(|(gpus, rows)| {
         let head = gpus.join(", ");
-        let row = move |(at, (figure, names)): (usize, (String, Vec<&str>))| {
+        let row = move |(at, (figure, names)): (usize, Same<'_>)| {
             let head = if at == 0 { head.clone() } else { String::new() };
             (head, format!("{figure}  {}", names.join(", ")))
         };
@@ -199,11 +201,15 @@ fn unknown(prediction: &Prediction) -> BTreeSet<&str> {
     let pairs = prediction.pairs.iter().flat_map(|pair| [&pair.one_way, &pair.both_ways]);
     let gpus = prediction.gpus.iter().flat_map(|gpu| [&gpu.from_host, &gpu.to_host]);
     let figures = pairs.chain(gpus).chain(prediction.nics.iter().map(|nic| &nic.figure));
-    let reason = |figure| match figure {
-        &Figure::Unknown { ref unknown } => Some(unknown.as_str()),
-        Figure::Known { .. } => None,
-    };
     figures.filter_map(reason).collect()
+}
+
+/// Why a figure is unknown.
+fn reason(figure: &Figure) -> Option<&str> {
+    match figure {
+        Figure::Unknown { unknown } => Some(unknown),
+        Figure::Known { .. } => None,
+    }
 }
 
 /// Texts that begin on a line each.

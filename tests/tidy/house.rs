@@ -6,7 +6,7 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 /// Cargo keeps most of it: what a crate does not depend on it cannot name.
-pub(crate) const FLOORS: [&[&str]; 14] = [
+pub(crate) const FLOORS: [&[&str]; 15] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::predict"],

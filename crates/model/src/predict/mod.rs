@@ -13,6 +13,7 @@ mod component;
 mod fair;
 #[cfg(test)]
 mod laws;
+mod rings;
 mod ways;
 
 use serde::Serialize;
@@ -194,11 +195,15 @@ fn of_nics(parts: &mut Parts<'_>, gpus: &[&Gpu], topology: &Topology) -> Vec<Nic
     figures
 }
 
-/// The bus bandwidth of a ring over all GPUs, or of NVSwitches that add up.
+/// The bus bandwidth of rings over NVLinks, of NVSwitches that add up, or else of a ring in order.
 fn all_reduce(parts: &mut Parts<'_>, gpus: &[&Gpu]) -> Figure {
     let [first, .., last] = gpus else {
         return Figure::Unknown { unknown: "one GPU reduces nothing".to_owned() };
     };
+    let rings = rings::rings(&parts.bridges(gpus));
+    if !rings.is_empty() {
+        return over_rings(parts, gpus, &rings).times(capacity::RING_OVER_NVLINK);
+    }
     let next = gpus.windows(2).filter_map(|pair| Some((*pair.first()?, *pair.last()?)));
     let ring: Vec<(&Gpu, &Gpu)> = next.chain([(*last, *first)]).collect();
     let ways: Vec<Way> = ring.iter().map(|(from, to)| parts.between(from, to)).collect();
@@ -212,6 +217,27 @@ fn all_reduce(parts: &mut Parts<'_>, gpus: &[&Gpu]) -> Figure {
         false => capacity::RING_OVER_PCIE,
     };
     figure.times(share)
+}
+
+/// What all rings carry together, in both directions.
+fn over_rings(parts: &mut Parts<'_>, gpus: &[&Gpu], rings: &[Vec<usize>]) -> Figure {
+    let mut ways = Vec::new();
+    for ring in rings {
+        let next = ring.iter().cycle().skip(1);
+        let there: Vec<(&usize, &usize)> = ring.iter().zip(next).collect();
+        let pair = |parts: &mut Parts<'_>, a: usize, b: usize| parts.between(gpus[a], gpus[b]);
+        ways.extend(there.iter().map(|(a, b)| pair(parts, **a, **b)));
+        ways.extend(there.iter().map(|(a, b)| pair(parts, **b, **a)));
+    }
+    let figures = together(parts, &ways);
+    let each: Vec<Figure> = figures.chunks(gpus.len()).map(slowest).collect();
+    let total: Option<f64> = each.iter().map(Figure::gb_per_s).sum();
+    match (slowest(&each), total) {
+        (Figure::Known { limited_by, .. }, Some(gb_per_s)) => {
+            Figure::Known { gb_per_s, limited_by }
+        }
+        (unknown, _) => unknown,
+    }
 }
 
 fn assumed(parts: &Parts<'_>) -> Vec<String> {

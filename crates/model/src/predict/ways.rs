@@ -84,6 +84,18 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// The number of NVLinks between each two GPUs, without those to NVSwitches.
+    pub(super) fn bridges(&self, gpus: &[&Gpu]) -> Vec<Vec<u32>> {
+        let count = |a: &Gpu, b: &Gpu| {
+            let ends = [a, b].map(|gpu| Device::Gpu(gpu.index));
+            match self.links.between(ends[0], ends[1]) {
+                Some(LinkKind::Nv(links)) if !is_switched(a) && !is_switched(b) => links.into(),
+                _ => 0,
+            }
+        };
+        gpus.iter().map(|a| gpus.iter().map(|b| count(a, b)).collect()).collect()
+    }
+
     /// The way from one GPU to another.
     pub(super) fn between(&mut self, from: &Gpu, to: &Gpu) -> Way {
         let (low, high) = if from.index < to.index { (from, to) } else { (to, from) };
