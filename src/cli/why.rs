@@ -145,6 +145,9 @@ fn shown(verdict: &Verdict, evidence: &Evidence) -> String {
         if let Some(code) = &group.condition.code {
             text.push_str(&format!("        {}\n", plain(code)));
         }
+        if let Some(place) = &group.condition.own_place {
+            text.push_str(&format!("    the rank itself: {}\n", plain(place)));
+        }
     }
     for unseen in &evidence.unseen {
         let line = format!("not seen: {}: {}", unseen.what, unseen.why);

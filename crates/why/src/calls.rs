@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* a name decides nothing alone: it tells ranks apart that wait anyway.
 
-use crate::evidence::{Frame, Thread};
+use crate::evidence::{End, Frame, Thread, Waits};
 
 /// What all ranks have to call together, as the libraries name it: `torch.distributed`, mpi4py
 /// (`allreduce` for objects, `Allreduce` for buffers), JAX, Horovod, RapidsMPF.
@@ -109,6 +109,16 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
     Some(((*name).to_owned(), program(&thread.frames)))
 }
 
+/// The wait for a message that a line of Python is in, of a library that asks again and again.
+pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
+    const CALLS: [&str; 14] = [
+        "Probe", "Recv", "Sendrecv", "Ssend", "Wait", "Waitall", "Waitany", "probe", "recv",
+        "sendrecv", "ssend", "wait", "waitall", "waitany",
+    ];
+    let code = thread.frames.first()?.code.as_deref()?;
+    CALLS.into_iter().find(|name| code.contains(&format!(".{name}(")))
+}
+
 /// What a thread of native code is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Native {
@@ -177,6 +187,20 @@ pub(crate) fn runs_a_task(thread: &Thread) -> bool {
 pub(crate) fn waits_for_events(thread: &Thread) -> bool {
     thread.frames.first().is_some_and(|frame| frame.file.ends_with("/selectors.py"))
         && thread.frames.iter().any(|frame| frame.function.ends_with("run_forever"))
+}
+
+/// The time limit of a wait for something, if there is one: how much of it is left, if that is
+/// known.
+pub(crate) fn limit(thread: &Thread) -> Option<Option<u64>> {
+    let call = thread.call.as_ref()?;
+    let is_timer = |end: &End| *end == End::Timer;
+    let timed = match &call.waits {
+        Waits::Lock { timed, .. } => *timed,
+        Waits::Any { timed, ends } => *timed || ends.iter().any(is_timer),
+        Waits::Descriptor { end, .. } => is_timer(end),
+        _ => false,
+    };
+    timed.then_some(call.left_ms)
 }
 
 /// Whether a thread is importing a module.

@@ -4,6 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A wait of this length is called a stall, if nothing says that it is shorter by nature.
+pub(crate) const PATIENCE_MS: u64 = 5_000;
+
 /// What a rank is doing. The order is that in which causes are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -80,7 +83,13 @@ pub struct Condition {
     /// Whether it is a task of a pool that does it, while the main thread waits for events.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_task: bool,
-    /// How long it will still sleep.
+    /// Whether its wait ends at a time, at the latest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timed: bool,
+    /// Where the rank itself is, if it is another process that does it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_place: Option<String>,
+    /// How long it will still sleep, or wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_ms: Option<u64>,
 }
@@ -98,6 +107,8 @@ impl Condition {
             for_ms: None,
             on: Vec::new(),
             in_task: false,
+            timed: false,
+            own_place: None,
             left_ms: None,
         }
     }

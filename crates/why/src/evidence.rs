@@ -27,6 +27,9 @@ pub struct Evidence {
     pub ranks: Vec<Rank>,
     /// The processes, of the ranks and of those that they have started.
     pub processes: Vec<Process>,
+    /// Processes that are not of the job, but that it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<Outsider>,
     /// Share of the last ten seconds in which some process waited for memory, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_pressure: Option<f64>,
@@ -51,6 +54,17 @@ pub struct Rank {
     /// Since when it has written nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent_for_ms: Option<u64>,
+}
+
+/// A process that is not of the job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outsider {
+    pub pid: u32,
+    pub name: String,
+    /// Whether it used a processor, within a tenth of a second.
+    pub works: bool,
+    /// Whether its main thread sleeps for a time.
+    pub sleeps: bool,
 }
 
 /// What could not be seen, and why.
@@ -97,6 +111,9 @@ pub struct Process {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
 }
+
+/// What is said in place of the file system of a named pipe.
+pub(crate) const NAMED_PIPE: &str = "named pipe";
 
 /// Whether a file is one of NVIDIA's, AMD's or InfiniBand's drivers.
 pub(crate) fn is_a_device(path: &str) -> bool {
@@ -206,6 +223,9 @@ pub struct Call {
     /// `read`, `futex`; the number if it is none of those that we know.
     pub name: String,
     pub waits: Waits,
+    /// How much of its time limit is left, if it has one, and it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_ms: Option<u64>,
 }
 
 /// What a system call waits for.
@@ -252,8 +272,10 @@ pub enum End {
         path: String,
         filesystem: Option<String>,
     },
-    /// An event or a timer: no other process is known.
+    /// An event: no other process is known.
     Event,
+    /// It is ready at a time.
+    Timer,
     Other(String),
 }
 

@@ -43,7 +43,7 @@ impl Patience {
     /// Hears a verdict of this moment; says what is new.
     pub fn hear(&mut self, verdict: &Verdict, now: Duration) -> Option<Change> {
         let (cause, odd) = (verdict.cause, &verdict.odd);
-        let stalled = verdict.standing == Standing::Stalled;
+        let stalled = verdict.standing == Standing::Stalled || self.is_kept_waiting(verdict);
         let same = |stall: &&mut Stall| stalled && stall.cause == cause && stall.odd == *odd;
         if let Some(stall) = self.stall.as_mut().filter(same) {
             let due = !stall.said && now.saturating_sub(stall.since) >= self.after;
@@ -52,12 +52,29 @@ impl Patience {
         }
         let before = self.interrupt();
         if stalled {
-            let since = now.saturating_sub(silence(verdict));
+            // What kept others waiting was not one wait.
+            let kept = verdict.standing == Standing::Waiting;
+            let silence = if kept { self.after } else { silence(verdict) };
+            let since = now.saturating_sub(silence);
             let said = before.is_none() && now.saturating_sub(since) >= self.after;
             self.stall = Some(Stall { cause, odd: odd.clone(), since, said });
             return before.or_else(|| said.then_some(Change::Stalled));
         }
         before
+    }
+
+    /// Whether ranks have waited for so long for some that do not work: that sleep again and again,
+    /// or ask again and again for what does not come.
+    fn is_kept_waiting(&self, verdict: &Verdict) -> bool {
+        let works = [Kind::Works, Kind::Device, Kind::Memory, Kind::Throttled, Kind::Interpreter];
+        let idles = verdict.cause.is_some_and(|cause| !works.contains(&cause));
+        let others = verdict
+            .groups
+            .iter()
+            .filter(|one| !verdict.odd.iter().any(|odd| one.ranks.contains(odd)));
+        let waits = others.filter_map(|group| group.condition.for_ms);
+        let waits = waits.min().map(Duration::from_millis);
+        verdict.standing == Standing::Waiting && idles && waits.is_some_and(|it| it >= self.after)
     }
 
     /// The job is not looked at: it starts, or ends.
@@ -117,6 +134,26 @@ mod tests {
         assert_eq!(patience.hear(&stalled("gpu2"), secs(52)), Some(Change::Stalled));
         assert_eq!(patience.interrupt(), Some(Change::GoesOn));
         assert_eq!(patience.interrupt(), None);
+    }
+
+    #[test]
+    fn who_sleeps_again_and_again_while_others_wait_for_long_is_a_stall_in_the_end() {
+        let mut patience = Patience::new(secs(60));
+        let polls = |waited| {
+            let mut verdict = verdict(Standing::Waiting, "gpu1", Some(10));
+            verdict.cause = Some(Kind::Sleeps);
+            let condition = Condition { for_ms: waited, ..verdict.groups[0].condition.clone() };
+            verdict.groups.push(Group { ranks: vec!["gpu0".to_owned()], condition });
+            verdict
+        };
+        assert_eq!(patience.hear(&polls(Some(30_000)), secs(30)), None);
+        assert_eq!(patience.hear(&polls(None), secs(40)), None, "nobody knows for how long");
+        let mut works = polls(Some(70_000));
+        works.cause = Some(Kind::Works);
+        assert_eq!(patience.hear(&works, secs(65)), None);
+        assert_eq!(patience.hear(&polls(Some(70_000)), secs(70)), Some(Change::Stalled));
+        assert_eq!(patience.hear(&polls(Some(80_000)), secs(80)), None, "it was said");
+        assert_eq!(patience.hear(&polls(Some(100)), secs(90)), Some(Change::GoesOn));
     }
 
     proptest! {

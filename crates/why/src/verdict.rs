@@ -9,13 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::condition::short;
 pub use crate::condition::{Condition, Kind};
+use crate::condition::{PATIENCE_MS, short};
 use crate::evidence::Evidence;
 use crate::follow::of;
-
-/// A wait of this length is called a stall, if nothing says that it is shorter by nature.
-pub const PATIENCE_MS: u64 = 5_000;
 
 /// A sleep of which more is left is not one between two tries.
 const LONG_SLEEP_MS: u64 = 60_000;
@@ -125,9 +122,14 @@ fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
         Kind::Works | Kind::Device | Kind::Memory | Kind::Throttled | Kind::Sleeps => {
             Standing::Waiting
         }
-        _ if long => Standing::Stalled,
+        _ if long && !soon(root) => Standing::Stalled,
         _ => Standing::Waiting,
     }
+}
+
+/// Whether a wait ends by itself before long.
+fn soon(condition: &Condition) -> bool {
+    condition.timed && condition.left_ms.is_none_or(|left| left < LONG_SLEEP_MS)
 }
 
 fn is_long(condition: &Condition) -> bool {
@@ -150,7 +152,8 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
     let outside = named(order, all, |one| matches!(one.kind, Kind::Peer | Kind::Idle));
     if !outside.is_empty() && !operations.is_empty() {
         // Those in the operation may ask for its end again and again, as MPI's do.
-        let long = outside.iter().all(|name| all.get(name).is_some_and(is_long));
+        let lasts = |one: &Condition| is_long(one) && !soon(one);
+        let long = outside.iter().all(|name| all.get(name).is_some_and(lasts));
         let standing = if long { Standing::Stalled } else { Standing::Waiting };
         let why = "the others are in an operation that all have to call".to_owned();
         let cause = outside.first().and_then(|name| all.get(name)).map(|one| one.kind);
@@ -263,9 +266,9 @@ fn said(group: &Group) -> String {
 
 fn doing(group: &Group) -> String {
     let Condition { text, place, .. } = &group.condition;
-    let each = if group.ranks.len() > 1 { " each" } else { "" };
+    let each = if group.ranks.len() > 1 { "each of " } else { "" };
     let place = place.as_ref().map_or(String::new(), |place| format!(" ({place})"));
-    format!("{}{each} {text}{place}", list(&group.ranks))
+    format!("{each}{} {text}{place}", list(&group.ranks))
 }
 
 /// `gpu0, gpu1 and 6 others`.
@@ -291,7 +294,7 @@ mod tests {
     fn waits(waits: Waits, function: &str) -> Thread {
         let frame = Frame { function: function.into(), file: "/a.py".into(), line: 1, code: None };
         Thread {
-            call: Some(Call { name: "call".into(), waits }),
+            call: Some(Call { name: "call".into(), waits, left_ms: None }),
             asleep_for_ms: Some(60_000),
             same_frames: true,
             frames: vec![frame],
@@ -354,6 +357,23 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_ends_soon_by_itself_is_no_stall() {
+        let waits = |timed, left_ms| {
+            let lock = Waits::Lock { address: 1, shared: false, timed, holder: None };
+            let mut thread = waits(lock, "main");
+            thread.call.as_mut().expect("it waits").left_ms = left_ms;
+            // Another thread, of which nothing is known, may wake it.
+            let mut job = job(vec![collective("barrier"), thread]);
+            job.processes[1].threads.push(Thread { tid: 7, ..Thread::default() });
+            told(&job).0
+        };
+        assert_eq!(waits(false, None), Standing::Stalled);
+        assert_eq!(waits(true, None), Standing::Waiting, "nobody knows when");
+        assert_eq!(waits(true, Some(3_000)), Standing::Waiting);
+        assert_eq!(waits(true, Some(1_800_000)), Standing::Stalled, "as a long sleep is one");
+    }
+
+    #[test]
     fn who_has_finished_while_others_work_is_no_cause() {
         let mut job = job(vec![works(), works()]);
         job.ranks[1].pid = None;
@@ -379,7 +399,8 @@ mod tests {
             let peer = Some(Holder { pid: 100 + other, rank: Some(format!("gpu{other}")) });
             process.connections = vec![Connection { peer, ..Connection::default() }];
             let waits = Waits::Any { ends: vec![End::Connection(0)], timed: false };
-            process.threads[0].call = Some(Call { name: "epoll_wait".to_owned(), waits });
+            process.threads[0].call =
+                Some(Call { name: "epoll_wait".to_owned(), waits, left_ms: None });
         }
         assert_eq!(told(&job).0, Standing::Idle);
         job.serves = true;

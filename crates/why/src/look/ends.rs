@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
 
 use super::procfs::numbers;
 use super::sockets::Sockets;
-use crate::evidence::{Connection, End, Holder, is_a_device};
+use crate::evidence::{Connection, End, Holder, NAMED_PIPE, is_a_device};
 
 /// Who of all processes has which pipes and sockets open.
 #[derive(Default)]
@@ -65,6 +66,7 @@ impl Ends<'_> {
             });
         }
         Some(match link.as_str() {
+            "anon_inode:[timerfd]" => End::Timer,
             _ if link.starts_with("anon_inode:") => End::Event,
             _ if link.starts_with("/dev/pts/") || link.starts_with("/dev/tty") => {
                 End::Terminal { path: link }
@@ -173,6 +175,10 @@ fn lock_on(locks: &str, inode: u64, but: u32) -> Option<u32> {
 /// The kind of file system that a path is on, by the process's own mounts. The path is not looked
 /// at, because that could hang, too.
 pub(super) fn filesystem(pid: u32, path: &str) -> Option<String> {
+    let file = fs::metadata(format!("/proc/{pid}/root{path}"));
+    if file.is_ok_and(|file| file.file_type().is_fifo()) {
+        return Some(NAMED_PIPE.to_owned());
+    }
     let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()?;
     mounted(&mounts, path)
 }

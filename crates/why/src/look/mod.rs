@@ -8,6 +8,7 @@
 mod ends;
 mod memory;
 mod native;
+mod outside;
 mod procfs;
 mod python;
 pub mod ras;
@@ -37,7 +38,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { interval: Duration::from_millis(400), each: Duration::from_millis(1500) }
+        Self { interval: Duration::from_millis(400), each: Duration::from_secs(4) }
     }
 }
 
@@ -70,7 +71,9 @@ pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
     unseen.dedup();
     let pressure = std::fs::read_to_string("/proc/pressure/memory").ok();
     let interval = limits.interval + again.elapsed();
+    let outside = outside::look(&processes);
     Evidence {
+        outside,
         version: VERSION,
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         interval_ms: u64::try_from(interval.as_millis()).unwrap_or(u64::MAX),
@@ -210,7 +213,8 @@ impl First {
         for task in &now.threads {
             let before = self.sample.threads.iter().find(|before| before.tid == task.tid);
             let mut thread = thread(task, before, &scene.clocks);
-            match waits::call(pid, task.tid, &ends) {
+            let asleep = thread.asleep_for_ms.unwrap_or(0);
+            match waits::call((pid, task.tid), asleep, &ends) {
                 _ if now.state == State::Zombie => {}
                 Ok(call) => thread.call = call,
                 Err(why) => miss("system calls", why),

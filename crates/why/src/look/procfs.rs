@@ -180,14 +180,14 @@ pub(super) fn pressure(text: &str, who: &str) -> Option<f64> {
 }
 
 /// `/proc/…/stat`.
-struct Stat {
+pub(super) struct Stat {
     name: String,
     /// From the third field on, the state.
     rest: Vec<String>,
 }
 
 impl Stat {
-    fn read(path: &str) -> Option<Self> {
+    pub(super) fn read(path: &str) -> Option<Self> {
         Self::parse(&fs::read_to_string(path).ok()?)
     }
 
@@ -199,12 +199,16 @@ impl Stat {
         Some(Self { name: name.to_owned(), rest })
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// A field by its number in proc(5), from 3 on.
-    fn field<T: FromStr>(&self, number: usize) -> Option<T> {
+    pub(super) fn field<T: FromStr>(&self, number: usize) -> Option<T> {
         self.rest.get(number.checked_sub(3)?)?.parse().ok()
     }
 
-    fn state(&self) -> State {
+    pub(super) fn state(&self) -> State {
         match self.rest.first().map(String::as_str) {
             Some("R") => State::Running,
             Some("S" | "I") => State::Sleeping,

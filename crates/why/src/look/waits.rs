@@ -15,14 +15,20 @@ use crate::evidence::{Call, Waits};
 /// The most descriptors of one call that are followed.
 const MOST: usize = 1024;
 
-/// What a thread waits for; `None` if it runs, or waits outside of a system call.
+/// What a thread waits for, which has been asleep for so long; `None` if it runs, or waits outside
+/// of a system call.
 ///
 /// # Errors
 /// If this process may not look, as for a process of another user.
-pub(super) fn call(pid: u32, tid: u32, ends: &Ends<'_>) -> Result<Option<Call>, String> {
+pub(super) fn call(
+    (pid, tid): (u32, u32),
+    asleep_ms: u64,
+    ends: &Ends<'_>,
+) -> Result<Option<Call>, String> {
     let path = format!("/proc/{pid}/task/{tid}/syscall");
     let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    Ok(parse(&text).map(|(number, arguments)| Asked { pid, tid, arguments, ends }.call(number)))
+    let asked = |(number, arguments)| Asked { pid, tid, arguments, asleep_ms, ends }.call(number);
+    Ok(parse(&text).map(asked))
 }
 
 /// The number and the arguments.
@@ -40,6 +46,7 @@ struct Asked<'a> {
     pid: u32,
     tid: u32,
     arguments: [u64; 6],
+    asleep_ms: u64,
     ends: &'a Ends<'a>,
 }
 
@@ -95,7 +102,26 @@ impl Asked<'_> {
             libc::SYS_msync => ("msync", Waits::Unknown),
             _ => return self.elsewhere(number),
         };
-        Call { name: name.to_owned(), waits }
+        Call { name: name.to_owned(), waits, left_ms: self.left(number) }
+    }
+
+    /// How much of a time limit is left, of calls that wait for something else, too.
+    fn left(&self, number: c_long) -> Option<u64> {
+        let [_, second, third, fourth, fifth, _] = self.arguments;
+        let given = |millis: u64| Some(millis.saturating_sub(self.asleep_ms));
+        let millis = |argument: u64| u64::try_from(int(argument)).ok().and_then(given);
+        match number {
+            libc::SYS_futex => self.futex_limit(second, fourth),
+            libc::SYS_ppoll => given(self.span(third)?),
+            libc::SYS_pselect6 => given(self.span(fifth)?),
+            libc::SYS_epoll_pwait => millis(fourth),
+            libc::SYS_epoll_pwait2 => given(self.span(fourth)?),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => millis(third),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => millis(fourth),
+            _ => None,
+        }
     }
 
     /// Calls that newer architectures don't have.
@@ -114,7 +140,7 @@ impl Asked<'_> {
             libc::SYS_pause => ("pause", Waits::Time { left_ms: None }),
             _ => return unknown(number),
         };
-        Call { name: name.to_owned(), waits }
+        Call { name: name.to_owned(), waits, left_ms: self.left(number) }
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -196,20 +222,43 @@ impl Asked<'_> {
         Waits::Any { ends, timed }
     }
 
-    /// `struct timespec`: a length, or a moment of a clock.
+    /// futex(2): `FUTEX_WAIT` takes a length, the others a moment.
+    fn futex_limit(&self, operation: u64, address: u64) -> Option<u64> {
+        const WAIT: u64 = 0;
+        const LOCK_PI: u64 = 6;
+        const COMMAND: u64 = 127;
+        const REAL_TIME: u64 = 256;
+        let command = operation & COMMAND;
+        if command == WAIT {
+            return Some(self.span(address)?.saturating_sub(self.asleep_ms));
+        }
+        let real = command == LOCK_PI || operation & REAL_TIME != 0;
+        let clock = if real { ClockId::CLOCK_REALTIME } else { ClockId::CLOCK_MONOTONIC };
+        self.until(address, clock)
+    }
+
+    /// `struct timespec`, in milliseconds.
+    fn span(&self, address: u64) -> Option<u64> {
+        let bytes = self.read::<16>(address)?;
+        let (seconds, nanos) = bytes.split_at(8);
+        let word = |bytes: &[u8]| bytes.try_into().ok().map(u64::from_ne_bytes);
+        Some(word(seconds)?.saturating_mul(1000).saturating_add(word(nanos)? / 1_000_000))
+    }
+
+    /// How long it is until a moment of a clock.
+    fn until(&self, address: u64, clock: ClockId) -> Option<u64> {
+        let now = clock_gettime(clock).ok()?;
+        let now = now.tv_sec() * 1000 + now.tv_nsec() / 1_000_000;
+        Some(self.span(address)?.saturating_sub(u64::try_from(now).ok()?))
+    }
+
+    /// A sleep of a length, or until a moment.
     fn time(&self, address: u64, until: Option<ClockId>) -> Waits {
-        let millis = |address| {
-            let bytes = self.read::<16>(address)?;
-            let (seconds, nanos) = bytes.split_at(8);
-            let word = |bytes: &[u8]| bytes.try_into().ok().map(i64::from_ne_bytes);
-            Some(word(seconds)?.saturating_mul(1000).saturating_add(word(nanos)? / 1_000_000))
+        let left_ms = match until {
+            Some(clock) => self.until(address, clock),
+            None => self.span(address).map(|asked| asked.saturating_sub(self.asleep_ms)),
         };
-        let left = millis(address).and_then(|asked| {
-            let Some(clock) = until else { return Some(asked) };
-            let now = clock_gettime(clock).ok()?;
-            Some(asked - now.tv_sec() * 1000 - now.tv_nsec() / 1_000_000)
-        });
-        Waits::Time { left_ms: left.map(|left| u64::try_from(left).unwrap_or(0)) }
+        Waits::Time { left_ms }
     }
 
     fn slept(&self, clock: u64, flags: u64, address: u64) -> Waits {
@@ -226,9 +275,7 @@ impl Asked<'_> {
     }
 
     fn path(&self, address: u64) -> Waits {
-        // A page at most: the next one may not be mapped.
-        let length = 4096 - usize::try_from(address % 4096).unwrap_or(0);
-        let bytes = memory::read(self.pid, address, length.min(512));
+        let bytes = memory::read(self.pid, address, 4096);
         let path = bytes.split(|byte| *byte == 0).next().filter(|path| !path.is_empty());
         let path = path.map(|path| String::from_utf8_lossy(path).into_owned());
         let filesystem = path.as_deref().and_then(|path| super::ends::filesystem(self.pid, path));
@@ -241,7 +288,7 @@ impl Asked<'_> {
 }
 
 fn unknown(number: c_long) -> Call {
-    Call { name: format!("system call {number}"), waits: Waits::Unknown }
+    Call { name: format!("system call {number}"), waits: Waits::Unknown, left_ms: None }
 }
 
 /// A descriptor; `None` if it is none, such as `AT_FDCWD`.

@@ -3,13 +3,14 @@
 //!
 //! *Invariant:* no thread is followed twice, so that a circle of waits ends.
 
+mod ends;
+mod locks;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calls::{self, Native};
 use crate::condition::{Condition, Kind, short};
-use crate::evidence::{
-    Connection, End, Evidence, Frame, Holder, Process, Rank, State, Thread, Waits, is_a_device,
-};
+use crate::evidence::{End, Evidence, Frame, NAMED_PIPE, Process, Rank, State, Thread, Waits};
 
 /// The percentage of a CPU from which a thread works.
 const WORK: u64 = 20;
@@ -31,7 +32,12 @@ pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
         return gone("has ended".to_owned());
     }
     let walk = Walk { evidence, children: evidence.children(), rank: &rank.name };
-    walk.process(root, &mut BTreeSet::new())
+    let condition = walk.process(root, &mut BTreeSet::new());
+    let own = root.threads.first().filter(|_| condition.pid != root.pid).and_then(calls::place);
+    match condition.place {
+        None => Condition { place: own, ..condition },
+        Some(_) => Condition { own_place: own, ..condition },
+    }
 }
 
 /// A wait is followed within a rank.
@@ -42,15 +48,6 @@ struct Walk<'a> {
 }
 
 type Visited = BTreeSet<u32>;
-
-/// Who has the other ends of descriptors: other ranks, processes of the rank itself, and what is
-/// not of the job.
-#[derive(Default)]
-struct Far {
-    on: BTreeSet<String>,
-    own: Vec<u32>,
-    outside: BTreeSet<String>,
-}
 
 impl<'a> Walk<'a> {
     /// What keeps a process from running at all.
@@ -84,6 +81,8 @@ impl<'a> Walk<'a> {
             place: thread.and_then(calls::place),
             code: frame.and_then(|frame| frame.code.clone()),
             for_ms: thread.and_then(|thread| thread.asleep_for_ms),
+            timed: thread.is_some_and(|thread| calls::limit(thread).is_some()),
+            left_ms: thread.and_then(|thread| calls::limit(thread)?),
             ..Condition::plain(process.pid, String::new())
         }
     }
@@ -135,10 +134,23 @@ impl<'a> Walk<'a> {
             return self.lock(process, thread, None, true, visited);
         }
         if self.runs(thread) {
-            let how = if thread.same_frames { "computes" } else { "works" };
-            return at(Kind::Works, format!("{how}, {} % of a CPU", self.share(thread)));
+            // MPI's ranks do not sleep while they wait.
+            if let Some(name) = calls::message(thread).filter(|_| thread.same_frames) {
+                let on = self.peers(process);
+                return Condition { on, ..at(Kind::Peer, format!("is in {name}")) };
+            }
+            return at(Kind::Works, self.working(thread));
         }
         self.waits(process, thread, visited)
+    }
+
+    /// What a thread that runs is doing, in words.
+    fn working(&self, thread: &Thread) -> String {
+        let how = if thread.same_frames { "computes" } else { "works" };
+        match self.share(thread) {
+            0 => "is ready to run, and has no CPU".to_owned(),
+            share => format!("{how}, {share} % of a CPU"),
+        }
     }
 
     fn share(&self, thread: &Thread) -> u64 {
@@ -155,11 +167,15 @@ impl<'a> Walk<'a> {
         let throttled = group.map_or(0, |group| group.throttled_us / 1000);
         let kernel = thread.kernel.as_deref().unwrap_or_default();
         let full = group.and_then(|group| group.memory_pressure).unwrap_or(0.0);
-        let slowed = kernel.contains("mem_cgroup_handle_over_high") || kernel.contains("swap");
+        let slowed = ["mem_cgroup_handle_over_high", "mem_cgroup_oom", "swap"];
+        let slowed = slowed.iter().any(|word| kernel.contains(word));
         if slowed || process.major_faults > 20 && full > 20.0 {
             let limit = group.and_then(|group| group.memory_limit_bytes);
             let limit = limit.map_or(String::new(), |it| format!(" (limit {} MiB)", it >> 20));
-            return Some((Kind::Memory, format!("has too little memory{limit} and swaps")));
+            return Some((
+                Kind::Memory,
+                format!("has too little memory{limit}, and waits for some"),
+            ));
         }
         if throttled * 2 > self.evidence.interval_ms {
             return Some((Kind::Throttled, "has used up its control group's CPU time".to_owned()));
@@ -228,72 +244,6 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A lock of this process: who could release it?
-    fn lock(
-        &self,
-        process: &'a Process,
-        thread: &'a Thread,
-        holder: Option<u32>,
-        timed: bool,
-        visited: &mut Visited,
-    ) -> Condition {
-        let threads = || process.threads.iter().filter(|one| one.tid != thread.tid);
-        let owner = threads().find(|one| one.has_gil && one.same_frames);
-        if let Some(owner) = owner.filter(|_| self.asks_for_the_interpreter(thread)) {
-            let place = calls::program(&owner.frames).map(Frame::place);
-            let place = place.map_or(String::new(), |place| format!(" at {place}"));
-            let text =
-                format!("waits for its thread {}, which keeps the interpreter{place}", owner.name);
-            return self.at(process, Some(owner), Kind::Interpreter, text);
-        }
-        let fresh = |one: &&Thread| !visited.contains(&one.tid);
-        let held = holder.and_then(|tid| threads().find(|one| one.tid == tid)).filter(fresh);
-        let python = |one: &&Thread| !one.frames.is_empty() && fresh(one);
-        let free = |one: &&Thread| python(one) && !waits_for_a_lock(one);
-        if let Some(next) = held.or_else(|| threads().find(free)) {
-            let then = self.thread(process, next, visited);
-            let text =
-                format!("waits for its thread {} ({}), which {}", next.name, next.tid, then.text);
-            return Condition { text, ..then };
-        }
-        if let Some(busy) = threads().find(|one| fresh(one) && self.runs(one)) {
-            let (name, tid, share) = (&busy.name, busy.tid, self.share(busy));
-            let text =
-                format!("waits for its thread {name} ({tid}), which uses {share} % of a CPU");
-            return self.at(process, Some(thread), Kind::Works, text);
-        }
-        let (kind, text) = no_holder(process, timed);
-        self.at(process, Some(thread), kind, text)
-    }
-
-    /// Whether a thread waits for Python's interpreter: it asks for it every five milliseconds
-    /// (`sys.getswitchinterval`), for as long as another one has it.
-    fn asks_for_the_interpreter(&self, thread: &Thread) -> bool {
-        let waits = thread.call.as_ref().map(|call| &call.waits);
-        matches!(waits, None | Some(Waits::Lock { timed: true, .. }))
-            && !thread.frames.is_empty()
-            && self.share(thread) < WORK
-            && thread.waits_begun > 1
-    }
-
-    /// A lock that processes share: a child that does not wait for it may have it.
-    fn shared_lock(
-        &self,
-        process: &'a Process,
-        thread: &'a Thread,
-        visited: &mut Visited,
-    ) -> Condition {
-        let children = self.children.get(&process.pid).into_iter().flatten();
-        for child in children {
-            let waits = child.threads.iter().all(waits_for_a_lock);
-            if !waits && visited.insert(child.pid) {
-                return self.process(child, visited);
-            }
-        }
-        let text = "waits for a lock that it shares with other processes".to_owned();
-        self.at(process, Some(thread), Kind::Unknown, text)
-    }
-
     fn child(
         &self,
         process: &'a Process,
@@ -311,84 +261,6 @@ impl<'a> Walk<'a> {
                 self.at(process, Some(thread), Kind::Child, text)
             }
         }
-    }
-
-    /// Descriptors: who is at their other ends?
-    fn ends(
-        &self,
-        process: &'a Process,
-        thread: &'a Thread,
-        ends: &[End],
-        writes: bool,
-        visited: &mut Visited,
-    ) -> Condition {
-        let at = |kind, text| self.at(process, Some(thread), kind, text);
-        if let Some((kind, text)) = ends.iter().find_map(known) {
-            return at(kind, text);
-        }
-        if let Some(text) = ends.iter().rev().find_map(|end| unanswered(process, end)) {
-            return at(Kind::Network, text);
-        }
-        let Far { on, own, outside } = self.far(process, ends, writes);
-        let next = own.iter().filter_map(|pid| self.evidence.process(*pid));
-        let next = next.filter(|one| one.pid != process.pid && one.parent == process.pid);
-        for child in next {
-            if visited.insert(child.pid) {
-                return self.process(child, visited);
-            }
-        }
-        let doing = if writes { "writes what is not read by" } else { "waits for" };
-        if let (Some(other), true) = (own.first(), on.is_empty()) {
-            return at(Kind::Child, format!("{doing} its process {other}, which waits for it"));
-        }
-        if !on.is_empty() {
-            let on: Vec<String> = on.into_iter().collect();
-            return Condition {
-                text: format!("{doing} {}", on.join(", ")),
-                on,
-                ..at(Kind::Peer, String::new())
-            };
-        }
-        match outside.first() {
-            Some(who) if writes => at(Kind::Unread, format!("{doing} {who}")),
-            Some(who) => at(Kind::Outside, format!("{doing} {who}")),
-            None => at(Kind::Idle, "waits for events".to_owned()),
-        }
-    }
-
-    /// Who has the other ends.
-    fn far(&self, process: &Process, ends: &[End], writes: bool) -> Far {
-        let mut far = Far::default();
-        for end in ends {
-            let others: &[Holder] = match end {
-                End::Pipe { others, .. } => {
-                    if others.is_empty() && !writes {
-                        far.outside.insert("a pipe that only it has".to_owned());
-                    }
-                    others
-                }
-                End::Connection(number) => {
-                    let Some(connection) = process.connections.get(*number) else { continue };
-                    if connection.peer.is_none() && connection.remote != "unix" {
-                        far.outside.insert(connection.remote.clone());
-                    }
-                    connection.peer.as_slice()
-                }
-                End::File { path, .. } => {
-                    far.outside.insert(path.clone());
-                    &[]
-                }
-                End::Terminal { .. } | End::Listener { .. } | End::Event | End::Other(_) => &[],
-            };
-            for other in others {
-                match &other.rank {
-                    Some(rank) if rank == self.rank => far.own.push(other.pid),
-                    Some(rank) => drop(far.on.insert(rank.clone())),
-                    None => drop(far.outside.insert(format!("process {}", other.pid))),
-                }
-            }
-        }
-        far
     }
 
     /// A thread that waits for events: others may be in tasks meanwhile, or work.
@@ -423,64 +295,6 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// What a wait for this is, whoever else has it: for a person, or for a device.
-fn known(end: &End) -> Option<(Kind, String)> {
-    match end {
-        End::Terminal { path } => Some((Kind::Input, format!("waits for input from {path}"))),
-        End::File { path, .. } if is_a_device(path) => {
-            Some((Kind::Device, format!("waits for {path}")))
-        }
-        _ => None,
-    }
-}
-
-/// A connection whose other end does not answer, in words.
-fn unanswered(process: &Process, end: &End) -> Option<String> {
-    let End::Connection(number) = end else { return None };
-    let connection = process.connections.get(*number)?;
-    let Connection { remote, unanswered, unsent_bytes, connecting, .. } = connection;
-    let what = if *connecting { "connects to" } else { "has no answer from" };
-    let lost = *connecting || *unanswered > 1;
-    lost.then(|| format!("{what} {remote} ({unsent_bytes} bytes sent again {unanswered} times)"))
-}
-
-/// A wait for a lock of which nothing says who has it: what it is, in words.
-fn no_holder(process: &Process, timed: bool) -> (Kind, String) {
-    let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
-    let for_ever = !timed && process.threads.iter().all(waits_for_ever);
-    let what =
-        if process.threads.iter().any(calls::imports) { "an import's lock" } else { "a lock" };
-    match (for_ever, process.threads.len(), process.devices.first()) {
-        (true, 1, _) => (
-            Kind::Deadlock,
-            format!("waits for {what}, and has no other thread that could release it"),
-        ),
-        (true, all, _) => (
-            Kind::Deadlock,
-            format!("waits for {what}, as all of its {all} threads do: none can release one"),
-        ),
-        // Its driver wakes it.
-        (false, _, Some(device)) => {
-            (Kind::Unknown, format!("waits for {what}, perhaps for what it does on {device}"))
-        }
-        (false, all, None) => {
-            (Kind::Lock, format!("waits for {what}; {locked} of its {all} threads do"))
-        }
-    }
-}
-
-fn waits_for_a_lock(thread: &Thread) -> bool {
-    matches!(thread.call.as_ref().map(|call| &call.waits), Some(Waits::Lock { shared: false, .. }))
-}
-
-/// Nothing but another thread of its process ends this wait.
-fn waits_for_ever(thread: &Thread) -> bool {
-    matches!(
-        thread.call.as_ref().map(|call| &call.waits),
-        Some(Waits::Lock { shared: false, timed: false, .. })
-    ) && thread.waits_begun == 0
-}
-
 /// The system call of a thread, and the file that it is about.
 fn file_of(thread: &Thread) -> (&str, String) {
     let kernel = thread.kernel.as_deref().unwrap_or("the kernel");
@@ -490,6 +304,10 @@ fn file_of(thread: &Thread) -> (&str, String) {
         Waits::Descriptor { end: End::File { path, filesystem }, .. } => (Some(path), filesystem),
         _ => return (&call.name, String::new()),
     };
-    let filesystem = filesystem.as_ref().map_or(String::new(), |kind| format!(" (on {kind})"));
+    let filesystem = match filesystem.as_deref() {
+        Some(NAMED_PIPE) => " (a named pipe)".to_owned(),
+        Some(kind) => format!(" (on {kind})"),
+        None => String::new(),
+    };
     (&call.name, path.map_or(String::new(), |path| format!(" of {path}{filesystem}")))
 }

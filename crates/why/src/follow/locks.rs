@@ -1,0 +1,128 @@
+//! Waits for locks of a process's own: who could release them.
+//!
+//! *Invariant:* a deadlock is one only if no thread of the process can wake another.
+
+use super::{Visited, WORK, Walk};
+use crate::calls;
+use crate::condition::{Condition, Kind, PATIENCE_MS};
+use crate::evidence::{Frame, Process, Thread, Waits};
+
+impl<'a> Walk<'a> {
+    /// A lock of this process: who could release it?
+    pub(super) fn lock(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        holder: Option<u32>,
+        timed: bool,
+        visited: &mut Visited,
+    ) -> Condition {
+        let threads = || process.threads.iter().filter(|one| one.tid != thread.tid);
+        let owner = threads().find(|one| one.has_gil && one.same_frames);
+        if let Some(owner) = owner.filter(|_| self.asks_for_the_interpreter(thread)) {
+            let place = calls::program(&owner.frames).map(Frame::place);
+            let place = place.map_or(String::new(), |place| format!(" at {place}"));
+            let text = format!(
+                "waits for its {}, which keeps the interpreter{place}",
+                named(process, owner)
+            );
+            return self.at(process, Some(owner), Kind::Interpreter, text);
+        }
+        let fresh = |one: &&Thread| !visited.contains(&one.tid);
+        let held = holder.and_then(|tid| threads().find(|one| one.tid == tid)).filter(fresh);
+        let python = |one: &&Thread| !one.frames.is_empty() && fresh(one);
+        // A timer, for example, wakes the one that waits for it.
+        let later = |one: &&Thread| calls::limit(one).is_some() && is_long(one.asleep_for_ms);
+        let free = |one: &&Thread| python(one) && (!waits_for_a_lock(one) || later(one));
+        if let Some(next) = held.or_else(|| threads().find(free)) {
+            let then = self.thread(process, next, visited);
+            let text = format!("waits for its {}, which {}", named(process, next), then.text);
+            return Condition { text, ..then };
+        }
+        if let Some(busy) = threads().find(|one| fresh(one) && self.runs(one)) {
+            let (name, share) = (named(process, busy), self.share(busy));
+            let text = format!("waits for its {name}, which uses {share} % of a CPU");
+            return self.at(process, Some(thread), Kind::Works, text);
+        }
+        let (kind, text) = no_holder(process, timed);
+        self.at(process, Some(thread), kind, text)
+    }
+
+    /// Whether a thread waits for Python's interpreter: it asks for it every five milliseconds
+    /// (`sys.getswitchinterval`), for as long as another one has it.
+    pub(super) fn asks_for_the_interpreter(&self, thread: &Thread) -> bool {
+        let waits = thread.call.as_ref().map(|call| &call.waits);
+        matches!(waits, None | Some(Waits::Lock { timed: true, .. }))
+            && !thread.frames.is_empty()
+            && self.share(thread) < WORK
+            && thread.waits_begun > 1
+    }
+
+    /// A lock that processes share: a child that does not wait for it may have it.
+    pub(super) fn shared_lock(
+        &self,
+        process: &'a Process,
+        thread: &'a Thread,
+        visited: &mut Visited,
+    ) -> Condition {
+        let children = self.children.get(&process.pid).into_iter().flatten();
+        for child in children {
+            let waits = child.threads.iter().all(waits_for_a_lock);
+            if !waits && visited.insert(child.pid) {
+                return self.process(child, visited);
+            }
+        }
+        let text = "waits for a lock that it shares with other processes".to_owned();
+        self.at(process, Some(thread), Kind::Unknown, text)
+    }
+}
+
+/// A wait for a lock of which nothing says who has it: what it is, in words.
+fn no_holder(process: &Process, timed: bool) -> (Kind, String) {
+    let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
+    let for_ever = !timed && process.threads.iter().all(waits_for_ever);
+    let what =
+        if process.threads.iter().any(calls::imports) { "an import's lock" } else { "a lock" };
+    match (for_ever, process.threads.len(), process.devices.first()) {
+        (true, 1, _) => (
+            Kind::Deadlock,
+            format!("waits for {what}, and has no other thread that could release it"),
+        ),
+        (true, all, _) => (
+            Kind::Deadlock,
+            format!("waits for {what}, as all of its {all} threads do: none can release one"),
+        ),
+        // Its driver wakes it.
+        (false, _, Some(device)) => {
+            (Kind::Unknown, format!("waits for {what}, perhaps for what it does on {device}"))
+        }
+        (false, 1, None) => (Kind::Lock, format!("waits for {what}")),
+        (false, all, None) => {
+            (Kind::Lock, format!("waits for {what}; {locked} of its {all} threads do"))
+        }
+    }
+}
+
+/// A thread in words; its name only where it has one of its own.
+fn named(process: &Process, thread: &Thread) -> String {
+    match thread.name == process.name {
+        true => format!("thread {}", thread.tid),
+        false => format!("thread {} ({})", thread.tid, thread.name),
+    }
+}
+
+fn is_long(millis: Option<u64>) -> bool {
+    millis.is_some_and(|millis| millis >= PATIENCE_MS)
+}
+
+fn waits_for_a_lock(thread: &Thread) -> bool {
+    matches!(thread.call.as_ref().map(|call| &call.waits), Some(Waits::Lock { shared: false, .. }))
+}
+
+/// Nothing but another thread of its process ends this wait.
+fn waits_for_ever(thread: &Thread) -> bool {
+    matches!(
+        thread.call.as_ref().map(|call| &call.waits),
+        Some(Waits::Lock { shared: false, timed: false, .. })
+    ) && thread.waits_begun == 0
+}
