@@ -15,6 +15,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -47,7 +48,14 @@ class Job:
         self.log = open(os.path.join(self.temporary, "log"), "w+")
         interpreter = python(str(how.get("python", "venv")), base)
         ranks = str(how.get("ranks", 4))
-        env = {**os.environ, "TMPDIR": self.temporary, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "TMPDIR": self.temporary, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
+               "PYTHONPATH": str(STALLS / "held_out")}
+        self.outside = None
+        if how.get("outside"):
+            port = free_port()
+            env["OUTSIDE"] = f"http://127.0.0.1:{port}"
+            self.outside = subprocess.Popen([interpreter, str(folder / "outside.py"), str(port)],
+                                            stdout=self.log, stderr=subprocess.STDOUT)
         script = str(folder / f"{name}.py")
         start = how.get("start", "run")
         self.client = None
@@ -55,8 +63,7 @@ class Job:
             up = [program, "up", "--engine", "dask", "--python", interpreter, *MACHINE, "--n-workers", ranks,
                   "--threads-per-worker", "2", "--name", self.name, "--detach"]
             self.job = None
-            subprocess.run(up, env={**env, "PYTHONPATH": str(folder)}, check=True,
-                           stdout=self.log, stderr=subprocess.STDOUT)
+            subprocess.run(up, env=env, check=True, stdout=self.log, stderr=subprocess.STDOUT)
             said = subprocess.run([program, "env", self.name], env=env, check=True, capture_output=True, text=True)
             for line in said.stdout.splitlines():
                 key, _, value = line.removeprefix("export ").partition("=")
@@ -86,6 +93,9 @@ class Job:
     def end(self):
         for group in GROUPS:
             release(group)
+        if self.outside:
+            self.outside.kill()
+            self.outside.wait()
         if self.client:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.client.pid, signal.SIGKILL)
@@ -98,6 +108,11 @@ class Job:
                 group.rmdir()
         self.log.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def release(group):
