@@ -207,7 +207,8 @@ def healthy(job, name, how, args):
             if args.save and answer:
                 (args.save / f"{name}.{look}.json").write_text(json.dumps(answer, indent=1))
         time.sleep(max(0.0, BETWEEN_LOOKS_S - (time.monotonic() - begun)))
-    print(f"| {name} | {len(alarms)} of {LOOKS} | {'; '.join(dict.fromkeys(texts))} |")
+    false = sum(code == 5 for _, code, _ in alarms)
+    print(f"| {name} | {false} false alarms, {len(alarms) - false} untold, of {LOOKS} | {'; '.join(dict.fromkeys(texts))} |")
     return bool(alarms)
 
 
