@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import struct
 import subprocess
 import sys
 import tempfile

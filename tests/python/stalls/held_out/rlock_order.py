@@ -29,7 +29,7 @@ def step():
 
 
 ring = Ring()
-for i in range(3):
+for _i in range(3):
     ring.barrier()
 step()
 ring.barrier()
