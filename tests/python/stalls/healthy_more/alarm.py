@@ -1,4 +1,5 @@
 """A rank waits for the signal of its own interval timer."""
+
 import signal
 
 from team import RANK, Star

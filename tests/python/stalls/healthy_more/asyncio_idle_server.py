@@ -1,4 +1,5 @@
 """Ranks are servers; clients come rarely: rank 1 asks rank 0 every 15 s."""
+
 import asyncio
 import os
 

@@ -1,4 +1,5 @@
 """Rank 0 answers the others over streams, each of which asks every two seconds."""
+
 import asyncio
 import os
 

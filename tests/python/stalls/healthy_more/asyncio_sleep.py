@@ -1,4 +1,5 @@
 """A rank's coroutines wait for their next turn, 10 s later."""
+
 import asyncio
 
 from team import RANK, Ring

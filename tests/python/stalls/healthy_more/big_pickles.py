@@ -1,4 +1,5 @@
 """A child sends large objects through a pipe."""
+
 import multiprocessing
 
 from team import RANK, Ring

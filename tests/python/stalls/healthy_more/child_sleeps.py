@@ -1,4 +1,5 @@
 """A rank runs a script that waits 11 s for a service to come up."""
+
 import subprocess
 
 from team import RANK, Star

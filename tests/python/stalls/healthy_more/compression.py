@@ -1,4 +1,5 @@
 """A rank compresses its checkpoint in a thread and joins it."""
+
 import lzma
 import os
 import threading

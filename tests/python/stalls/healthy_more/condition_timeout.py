@@ -1,4 +1,5 @@
 """A rank waits for a condition with a limit of 9 s."""
+
 import threading
 
 from team import RANK, Ring

@@ -1,4 +1,5 @@
 """A cluster with nothing to do: its client thinks."""
+
 import time
 import os
 

@@ -1,4 +1,5 @@
 """Tasks take a lock of the cluster in turn, and have it for 5 s each."""
+
 import os
 import time
 

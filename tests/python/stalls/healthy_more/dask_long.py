@@ -1,4 +1,5 @@
 """Tasks of 10 s each, and the results of two are needed by a third."""
+
 import os
 import time
 

@@ -1,4 +1,5 @@
 """A task waits, as it should, with `worker_client` for tasks that take 8 s."""
+
 import os
 import time
 

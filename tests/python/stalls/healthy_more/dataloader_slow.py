@@ -1,4 +1,5 @@
 """The workers of a DataLoader need 3 s of computing for an item."""
+
 import time
 
 import torch
@@ -19,6 +20,9 @@ class Slow(Dataset):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for batch in DataLoader(Slow(), batch_size=4, num_workers=1 if dist.get_rank() == 2 else 0) \
-            if dist.get_rank() == 2 else iter(lambda: torch.zeros(4, 4), None):
+    for batch in (
+        DataLoader(Slow(), batch_size=4, num_workers=1 if dist.get_rank() == 2 else 0)
+        if dist.get_rank() == 2
+        else iter(lambda: torch.zeros(4, 4), None)
+    ):
         dist.all_reduce(batch)

@@ -1,4 +1,5 @@
 """The workers of a DataLoader sleep for 7 s for an item: an object store that limits the rate."""
+
 import time
 
 import torch

@@ -1,4 +1,5 @@
 """One of eight ranks computes for 9 s in each step."""
+
 import time
 
 from team import RANK, Star

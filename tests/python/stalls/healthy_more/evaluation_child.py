@@ -1,4 +1,5 @@
 """Rank 0 runs its evaluation as a program of its own for 15 s."""
+
 import subprocess
 import sys
 

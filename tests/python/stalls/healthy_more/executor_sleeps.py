@@ -1,4 +1,5 @@
 """A ProcessPoolExecutor whose tasks wait for 10 s."""
+
 import time
 from concurrent.futures import ProcessPoolExecutor
 

@@ -1,4 +1,5 @@
 """A program writes a line into a named pipe every 8 s."""
+
 import os
 import subprocess
 import tempfile

@@ -1,4 +1,5 @@
 """Ranks look for each other's files; one of them computes for 12 s."""
+
 import time
 
 from team import RANK, Files

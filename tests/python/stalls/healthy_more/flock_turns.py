@@ -1,4 +1,5 @@
 """The ranks build into one cache, one after another, 5 s each, under a lock of its file."""
+
 import fcntl
 import os
 import tempfile

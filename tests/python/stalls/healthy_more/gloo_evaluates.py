@@ -1,4 +1,5 @@
 """Rank 0 evaluates for 15 s, the others wait in the barrier."""
+
 import time
 
 import torch

@@ -1,4 +1,5 @@
 """A pipeline of four stages: each computes for 2 s and sends on; three of four wait at any time."""
+
 import time
 
 import torch

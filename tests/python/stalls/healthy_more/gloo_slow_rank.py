@@ -1,4 +1,5 @@
 """A rank computes for 10 s in each step."""
+
 import time
 
 import torch

@@ -1,4 +1,5 @@
 """The others wait for a key in the store that rank 0 sets after 12 s of work."""
+
 import datetime
 import time
 

@@ -1,4 +1,5 @@
 """Rank 3 waits for 15 s in the evaluation for a service, by sleeping and asking again every 3 s."""
+
 import time
 
 import torch.distributed as dist

@@ -1,4 +1,5 @@
 """A rank asks a server of its own, a child, which needs a pause of 9 s for an answer."""
+
 import subprocess
 import sys
 import urllib.request

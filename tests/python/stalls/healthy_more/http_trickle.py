@@ -1,4 +1,5 @@
 """A rank downloads from a slow server: a kilobyte every 0.7 s."""
+
 import http.server
 import threading
 import time

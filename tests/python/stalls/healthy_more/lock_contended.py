@@ -1,4 +1,5 @@
 """A thread keeps a lock for 8 s while it waits for its next turn; the rank's main thread wants it."""
+
 import threading
 import time
 

@@ -1,4 +1,5 @@
 """A rank imports a large package only when it needs it."""
+
 import time
 
 from team import RANK, Star

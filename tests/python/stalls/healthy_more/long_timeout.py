@@ -1,4 +1,5 @@
 """A rank waits for news with a limit of 12 s, and goes on without."""
+
 import select
 import socket
 

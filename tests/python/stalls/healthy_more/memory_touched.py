@@ -1,4 +1,5 @@
 """A rank makes and fills half a gigabyte again and again."""
+
 import mmap
 
 from team import RANK, Ring

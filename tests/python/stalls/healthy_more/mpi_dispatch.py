@@ -1,4 +1,5 @@
 """Rank 0 hands out tasks one by one, and the workers compute for different times."""
+
 import time
 
 from mpi4py import MPI

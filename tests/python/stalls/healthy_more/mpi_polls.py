@@ -1,4 +1,5 @@
 """Ranks look for messages every 0.2 s; rank 0 sends one after each computation of 8 s."""
+
 import time
 
 from mpi4py import MPI

@@ -1,4 +1,5 @@
 """A rank computes for 12 s; the others are in Allreduce."""
+
 import time
 
 import numpy

@@ -1,4 +1,5 @@
 """A rank sleeps for 9 s between two reads of a slow instrument; the others are in Barrier."""
+
 import time
 
 from mpi4py import MPI

@@ -1,4 +1,5 @@
 """The server that `outside_busy` and `outside_waits` ask; not a job."""
+
 import http.server
 import sys
 import time

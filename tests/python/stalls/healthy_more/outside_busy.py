@@ -1,4 +1,5 @@
 """A rank asks a server outside of the job, which computes for 9 s for an answer."""
+
 import os
 import urllib.request
 

@@ -1,4 +1,5 @@
 """A rank asks a server outside of the job, which itself waits for 9 s (a queue of requests, say)."""
+
 import os
 import urllib.request
 

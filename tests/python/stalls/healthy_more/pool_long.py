@@ -1,4 +1,5 @@
 """The processes of a pool compute for 10 s each."""
+
 import multiprocessing
 import time
 

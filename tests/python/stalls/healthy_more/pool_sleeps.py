@@ -1,4 +1,5 @@
 """The processes of a pool wait for 12 s each."""
+
 import multiprocessing
 import time
 

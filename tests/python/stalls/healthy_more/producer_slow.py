@@ -1,4 +1,5 @@
 """A thread puts something into the queue of its rank every 10 s."""
+
 import queue
 import threading
 import time

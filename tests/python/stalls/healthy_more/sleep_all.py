@@ -1,4 +1,5 @@
 """All ranks sleep for 12 s between steps, as a job that follows a sensor."""
+
 import time
 
 from team import Ring

@@ -1,4 +1,5 @@
 """A rank waits for 20 s, as a server asked it to, before it asks again."""
+
 import time
 
 from team import RANK, Star

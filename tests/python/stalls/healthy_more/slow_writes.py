@@ -1,4 +1,5 @@
 """A rank writes through to the disk, block by block."""
+
 import os
 import tempfile
 

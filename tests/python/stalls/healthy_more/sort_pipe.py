@@ -1,4 +1,5 @@
 """A rank sorts through `sort`, which reads all of its input before it writes a line."""
+
 import random
 import subprocess
 

@@ -1,4 +1,5 @@
 """The ranks write into one database; a transaction takes 5 s of computing."""
+
 import os
 import sqlite3
 import tempfile
@@ -6,7 +7,9 @@ import time
 
 from team import PORT, RANK, Star
 
-base = sqlite3.connect(os.path.join(tempfile.gettempdir(), f"healthy-{PORT}.sqlite"), timeout=100, isolation_level=None)
+base = sqlite3.connect(
+    os.path.join(tempfile.gettempdir(), f"healthy-{PORT}.sqlite"), timeout=100, isolation_level=None
+)
 base.execute("create table if not exists runs (rank)")
 star = Star()
 while True:

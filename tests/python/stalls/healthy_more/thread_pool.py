@@ -1,4 +1,5 @@
 """A pool of threads computes checksums; the rank waits for all of them."""
+
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,5 @@
 """A pool of threads asks a service at a limited rate: each sleeps for 9 s before it answers."""
+
 import time
 from concurrent.futures import ThreadPoolExecutor
 

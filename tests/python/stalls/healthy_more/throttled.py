@@ -1,4 +1,5 @@
 """A rank has a fifth of a CPU by its control group."""
+
 import os
 
 from team import RANK, Star
@@ -7,7 +8,11 @@ GROUP = "/sys/fs/cgroup/cpu/held-out-cpu"
 star = Star()
 if RANK == 0:
     os.makedirs(GROUP, exist_ok=True)
-    for name, value in (("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "20000"), ("tasks", str(os.getpid()))):
+    for name, value in (
+        ("cpu.cfs_period_us", "100000"),
+        ("cpu.cfs_quota_us", "20000"),
+        ("tasks", str(os.getpid())),
+    ):
         with open(f"{GROUP}/{name}", "w") as f:
             f.write(value)
 while True:

@@ -1,4 +1,5 @@
 """A rank waits for a datagram with a limit of 3 s, and tries four times before it goes on without."""
+
 import socket
 
 from team import RANK, Ring

@@ -1,4 +1,5 @@
 """A timer sets the event that a rank waits for, after 12 s."""
+
 import threading
 
 from team import RANK, Star

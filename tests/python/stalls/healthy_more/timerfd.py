@@ -1,4 +1,5 @@
 """A rank reads from a timer's descriptor."""
+
 import os
 import time
 

@@ -13,8 +13,10 @@ def attach():
         os.setsid()
         target = os.getppid()
         gdb = subprocess.Popen(
-            ["gdb", "-nx", "-q", "-p", str(target)], stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["gdb", "-nx", "-q", "-p", str(target)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         gdb.wait()
         os._exit(0)

@@ -9,9 +9,7 @@ from team import RANK, Ring
 
 
 def stream_tokens():
-    child = subprocess.Popen(
-        ["sh", "-c", "while :; do echo token; sleep 0.01; done"], stdout=subprocess.PIPE
-    )
+    child = subprocess.Popen(["sh", "-c", "while :; do echo token; sleep 0.01; done"], stdout=subprocess.PIPE)
     time.sleep(0.3)
     os.kill(child.pid, signal.SIGSTOP)
     return list(child.stdout)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tries `cuda-cluster why` on causes of stalls and on healthy slow jobs that were written without its code in mind.
 
-    scripts/why-held-out.py [--program P] [--healthy] [--save FOLDER] [NAME...]
+    scripts/why_held_out.py [--program P] [--healthy] [--save FOLDER] [NAME...]
 
 Each cause of tests/python/stalls/held_out is started, left alone until no rank has made progress for some seconds, and
 looked at once; `expected.yaml` has the answer. With --healthy each job of tests/python/stalls/healthy_more is looked
@@ -36,7 +36,8 @@ def python(kind, base):
         return str(base / ".venv/bin/python")
     if kind == "torch":
         return str(base / "target/programs/torch/bin/python")
-    return f"/root/.pyenv/versions/{kind}/bin/python"
+    home = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    return str(home / "versions" / kind / "bin/python")
 
 
 class Job:
@@ -48,32 +49,68 @@ class Job:
         self.log = open(os.path.join(self.temporary, "log"), "w+")
         interpreter = python(str(how.get("python", "venv")), base)
         ranks = str(how.get("ranks", 4))
-        env = {**os.environ, "TMPDIR": self.temporary, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
-               "PYTHONPATH": str(STALLS / "held_out")}
+        env = {
+            **os.environ,
+            "TMPDIR": self.temporary,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(STALLS / "held_out"),
+        }
         self.outside = None
         if how.get("outside"):
             port = free_port()
             env["OUTSIDE"] = f"http://127.0.0.1:{port}"
-            self.outside = subprocess.Popen([interpreter, str(folder / "outside.py"), str(port)],
-                                            stdout=self.log, stderr=subprocess.STDOUT)
+            self.outside = subprocess.Popen(
+                [interpreter, str(folder / "outside.py"), str(port)],
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+            )
         script = str(folder / f"{name}.py")
         start = how.get("start", "run")
         self.client = None
         if start == "dask":
-            up = [program, "up", "--engine", "dask", "--python", interpreter, *MACHINE, "--n-workers", ranks,
-                  "--threads-per-worker", "2", "--name", self.name, "--detach"]
+            up = [
+                program,
+                "up",
+                "--engine",
+                "dask",
+                "--python",
+                interpreter,
+                *MACHINE,
+                "--n-workers",
+                ranks,
+                "--threads-per-worker",
+                "2",
+                "--name",
+                self.name,
+                "--detach",
+            ]
             self.job = None
             subprocess.run(up, env=env, check=True, stdout=self.log, stderr=subprocess.STDOUT)
-            said = subprocess.run([program, "env", self.name], env=env, check=True, capture_output=True, text=True)
+            said = subprocess.run(
+                [program, "env", self.name], env=env, check=True, capture_output=True, text=True
+            )
             for line in said.stdout.splitlines():
                 key, _, value = line.removeprefix("export ").partition("=")
                 env[key] = value.strip("'\"")
-            self.client = subprocess.Popen([interpreter, script], env=env, stdout=self.log,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
+            self.client = subprocess.Popen(
+                [interpreter, script],
+                env=env,
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         else:
-            command = ["sh", str(folder / f"{name}.sh"), interpreter] if start == "sh" else [interpreter, script]
-            self.job = subprocess.Popen([program, "run", *MACHINE, "-n", ranks, "--name", self.name, "--", *command],
-                                        env=env, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            command = (
+                ["sh", str(folder / f"{name}.sh"), interpreter] if start == "sh" else [interpreter, script]
+            )
+            self.job = subprocess.Popen(
+                [program, "run", *MACHINE, "-n", ranks, "--name", self.name, "--", *command],
+                env=env,
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
 
     def why(self):
         done = subprocess.run([self.program, "why", self.name, "-o", "json"], capture_output=True, text=True)
@@ -186,8 +223,10 @@ def stalled(job, name, how, args):
     odd, place, cause, text, answer = found
     if args.save:
         (args.save / f"{name}.json").write_text(json.dumps(answer, indent=1))
-    print(f"| {name} | {code} | {'yes' if odd else 'NO'} | {'yes' if place else 'NO'} | {cause}: {text} |"
-          f" expected {', '.join(how['odd'])}: {how['cause']} |")
+    print(
+        f"| {name} | {code} | {'yes' if odd else 'NO'} | {'yes' if place else 'NO'} | {cause}: {text} |"
+        f" expected {', '.join(how['odd'])}: {how['cause']} |"
+    )
     return not (code == 5 and odd and place)
 
 
@@ -208,7 +247,9 @@ def healthy(job, name, how, args):
                 (args.save / f"{name}.{look}.json").write_text(json.dumps(answer, indent=1))
         time.sleep(max(0.0, BETWEEN_LOOKS_S - (time.monotonic() - begun)))
     false = sum(code == 5 for _, code, _ in alarms)
-    print(f"| {name} | {false} false alarms, {len(alarms) - false} untold, of {LOOKS} | {'; '.join(dict.fromkeys(texts))} |")
+    print(
+        f"| {name} | {false} false alarms, {len(alarms) - false} untold, of {LOOKS} | {'; '.join(dict.fromkeys(texts))} |"
+    )
     return bool(alarms)
 
 
