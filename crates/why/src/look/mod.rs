@@ -45,6 +45,9 @@ impl Default for Limits {
 /// The most threads of a process whose native code is looked at.
 const NATIVE: usize = 16;
 
+/// The most that run of them: each is waited for until it has a CPU.
+const PROFILED: usize = 4;
+
 /// The most processes that are looked at side by side: they are waited for, not computed.
 const THREADS: usize = 16;
 
@@ -56,7 +59,7 @@ pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
     let mut unseen: Vec<Unseen> = late.into_iter().map(does_not_answer).collect();
     std::thread::sleep(limits.interval);
     let again = Instant::now();
-    let scene = Arc::new(Scene::look(members));
+    let scene = Arc::new(Scene { engine: serves, ..Scene::look(members) });
     let first = first.into_iter().filter_map(|(pid, first)| Some((pid, first?))).collect();
     let each = move |pid, first: First| first.again(pid, &scene);
     let (second, late) = side_by_side(first, limits.each, each);
@@ -163,6 +166,8 @@ struct Scene {
     sockets: Sockets,
     clocks: BTreeMap<usize, u64>,
     images: Images,
+    /// Whether its processes are those of an engine, whose own code tells nobody anything.
+    engine: bool,
 }
 
 impl Scene {
@@ -172,6 +177,7 @@ impl Scene {
             sockets: Sockets::look(members.keys().copied()),
             clocks: procfs::clocks(),
             images: Images::default(),
+            engine: false,
             members,
         }
     }
@@ -209,7 +215,7 @@ impl First {
         });
         let mut files = Files::default();
         let mut native = Native::of(pid, &scene.images);
-        let mut threads = Vec::new();
+        let mut threads: Vec<Thread> = Vec::new();
         for task in &now.threads {
             let before = self.sample.threads.iter().find(|before| before.tid == task.tid);
             let mut thread = thread(task, before, &scene.clocks);
@@ -225,7 +231,9 @@ impl First {
             thread.has_gil = stack.has_gil && earlier.is_some_and(|earlier| earlier.has_gil);
             thread.frames = stack.frames;
             python::with_code(pid, &mut thread.frames, &mut files);
-            if thread.frames.is_empty() && python.is_none() && threads.len() < NATIVE {
+            let native_code = thread.frames.is_empty() && python.is_none() && !scene.engine;
+            let running = threads.iter().filter(|one| one.state == State::Running).count();
+            if native_code && threads.len() < NATIVE && running < PROFILED {
                 thread.functions = functions(&mut native, &thread, pid);
             }
             threads.push(thread);
