@@ -5,7 +5,12 @@
 use serde::{Deserialize, Serialize};
 
 /// A wait of this length is called a stall, if nothing says that it is shorter by nature.
-pub(crate) const PATIENCE_MS: u64 = 5_000;
+const PATIENCE_MS: u64 = 5_000;
+
+/// Whether a wait has lasted for so long that it may be a stall; not if nobody knows for how long.
+pub(crate) fn is_long(millis: Option<u64>) -> bool {
+    millis.is_some_and(|millis| millis >= PATIENCE_MS)
+}
 
 /// What a rank is doing. The order is that in which causes are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

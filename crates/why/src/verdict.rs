@@ -3,14 +3,14 @@
 //! Pure: from [`Evidence`] to a [`Verdict`].
 //!
 //! *Invariant:* [`Standing::Stalled`] is said only of a wait that cannot end by itself, or that has
-//! lasted for [`PATIENCE_MS`] in which nobody of the job ran.
+//! lasted for `PATIENCE_MS` in which nobody of the job ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::condition::{Condition, Kind};
-use crate::condition::{PATIENCE_MS, short};
+use crate::condition::{is_long, short};
 use crate::evidence::Evidence;
 use crate::follow::of;
 
@@ -109,7 +109,7 @@ pub fn judge(evidence: &Evidence) -> Verdict {
 /// While another one works, only what cannot go on by itself is a stall: the rest may be a thread
 /// that has nothing to do until the work is done.
 fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
-    let long = is_long(root);
+    let long = is_long(root.for_ms);
     match root.kind {
         Kind::Stopped | Kind::Traced | Kind::Frozen | Kind::Deadlock => Standing::Stalled,
         Kind::Gone if others_wait => Standing::Stalled,
@@ -132,10 +132,6 @@ fn soon(condition: &Condition) -> bool {
     condition.timed && condition.left_ms.is_none_or(|left| left < LONG_SLEEP_MS)
 }
 
-fn is_long(condition: &Condition) -> bool {
-    condition.for_ms.is_some_and(|millis| millis >= PATIENCE_MS)
-}
-
 type Found = (Standing, Option<Kind>, Vec<String>, String);
 
 /// Nobody works, and all wait for others: in different operations, in a circle, or in one that
@@ -143,7 +139,7 @@ type Found = (Standing, Option<Kind>, Vec<String>, String);
 fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Found {
     let waiting = || all.values().filter(|it| matches!(it.kind, Kind::Collective | Kind::Peer));
     // A rank that has just run may be about to go on.
-    let long = waiting().all(is_long);
+    let long = waiting().all(|one| is_long(one.for_ms));
     let standing = if long { Standing::Stalled } else { Standing::Waiting };
     let operations: BTreeSet<(Option<&String>, Option<&String>)> = waiting()
         .filter(|one| one.kind == Kind::Collective)
@@ -152,7 +148,7 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
     let outside = named(order, all, |one| matches!(one.kind, Kind::Peer | Kind::Idle));
     if !outside.is_empty() && !operations.is_empty() {
         // Those in the operation may ask for its end again and again, as MPI's do.
-        let lasts = |one: &Condition| is_long(one) && !soon(one);
+        let lasts = |one: &Condition| is_long(one.for_ms) && !soon(one);
         let long = outside.iter().all(|name| all.get(name).is_some_and(lasts));
         let standing = if long { Standing::Stalled } else { Standing::Waiting };
         let why = "the others are in an operation that all have to call".to_owned();

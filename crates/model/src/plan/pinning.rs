@@ -13,6 +13,7 @@ use super::form::Rejected;
 use super::nics::{Cause, Given, Nics, Usable, level, link_word};
 use super::rates;
 use crate::ids::GpuIndex;
+use crate::predict;
 use crate::topology::{Gpu, LinkKind, Nic, Note};
 
 /// By which factor the total bandwidth must grow before nearer NICs are given up for faster ones.
@@ -129,7 +130,7 @@ impl Nics<'_> {
     fn reach(&self, gpu: &Gpu, at: usize, served: usize) -> f64 {
         let Usable { nic, at: place, .. } = &self.usable[at];
         let kind = self.link(gpu, *place).unwrap_or(LinkKind::Sys);
-        let rate = rates::of_port(self.usable[at].best_rate()) / served as f64;
+        let rate = predict::port(self.usable[at].best_rate()) / served as f64;
         rate.min(rates::to_nic(gpu, nic, kind))
     }
 

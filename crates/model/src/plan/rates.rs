@@ -98,12 +98,6 @@ pub(super) fn to_nic(gpu: &Gpu, nic: &Nic, kind: LinkKind) -> f64 {
     }
 }
 
-/// 10⁹ bytes per second that a NIC's port carries of its rate: 12 of 12.5 GB/s, 24.5 of 25, 48 of
-/// 50.
-pub(super) fn of_port(rate_gbps: f64) -> f64 {
-    0.96 * rate_gbps / 8.0
-}
-
 fn pcie_of(gpu: &Gpu) -> f64 {
     carried(gpu.pcie.as_ref()).unwrap_or(PCIE)
 }

@@ -132,7 +132,7 @@ pub(super) fn chip_links(gpu: &Gpu) -> Option<f64> {
     Some(whole * if hopper { 0.665 } else { 0.86 })
 }
 
-/// What a NIC's port carries.
-pub(super) fn port(rate_gbps: f64) -> f64 {
+/// What a NIC's port carries of its rate.
+pub(crate) fn port(rate_gbps: f64) -> f64 {
     PORT * rate_gbps / 8.0
 }

@@ -18,6 +18,7 @@ mod ways;
 
 use serde::Serialize;
 
+pub(crate) use capacity::port;
 pub use component::{Component, ComponentKind};
 
 use crate::ids::GpuIndex;

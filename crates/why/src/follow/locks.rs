@@ -4,7 +4,7 @@
 
 use super::{Visited, WORK, Walk};
 use crate::calls;
-use crate::condition::{Condition, Kind, PATIENCE_MS};
+use crate::condition::{Condition, Kind, is_long};
 use crate::evidence::{Frame, Process, Thread, Waits};
 
 impl<'a> Walk<'a> {
@@ -109,10 +109,6 @@ fn named(process: &Process, thread: &Thread) -> String {
         true => format!("thread {}", thread.tid),
         false => format!("thread {} ({})", thread.tid, thread.name),
     }
-}
-
-fn is_long(millis: Option<u64>) -> bool {
-    millis.is_some_and(|millis| millis >= PATIENCE_MS)
 }
 
 fn waits_for_a_lock(thread: &Thread) -> bool {

@@ -214,7 +214,7 @@ impl First {
             BTreeMap::new()
         });
         let mut files = Files::default();
-        let mut native = Native::of(pid, &scene.images);
+        let mut native = None;
         let mut threads: Vec<Thread> = Vec::new();
         for task in &now.threads {
             let before = self.sample.threads.iter().find(|before| before.tid == task.tid);
@@ -234,7 +234,8 @@ impl First {
             let native_code = thread.frames.is_empty() && python.is_none() && !scene.engine;
             let running = threads.iter().filter(|one| one.state == State::Running).count();
             if native_code && threads.len() < NATIVE && running < PROFILED {
-                thread.functions = functions(&mut native, &thread, pid);
+                let native = native.get_or_insert_with(|| Native::of(pid, &scene.images));
+                thread.functions = functions(native, &thread, pid);
             }
             threads.push(thread);
         }

@@ -84,9 +84,9 @@ impl<'a> Native<'a> {
         sample: &Sample,
         registers: &mut UnwindRegsNative,
     ) -> Option<u64> {
-        let code = |at: u64| self.mappings.iter().any(|mapping| mapping.range.contains(&at));
         let is_frame = |at: u64, next: u64| next > at && sample.word(next).is_some();
-        let pairs = || sample.pairs_from(registers.stack()).filter(|(.., back)| code(*back));
+        let pairs =
+            || sample.pairs_from(registers.stack()).filter(|(.., back)| self.is_code(*back));
         let possible = |(at, next, back): &(u64, u64, u64)| match begin {
             Some(begin) => memory::called(self.pid, *back) == Some(begin),
             None => is_frame(*at, *next),
@@ -108,8 +108,11 @@ impl<'a> Native<'a> {
         let mut read = |address| sample.word(address).ok_or(());
         let cache = &mut self.cache;
         let next = self.unwinder.unwind_frame(address, &mut registers, cache, &mut read);
-        let next = next.ok().flatten();
-        next.is_some_and(|next| self.mappings.iter().any(|one| one.range.contains(&next)))
+        next.ok().flatten().is_some_and(|next| self.is_code(next))
+    }
+
+    fn is_code(&self, address: u64) -> bool {
+        self.mappings.iter().any(|mapping| mapping.range.contains(&address))
     }
 
     /// The function at an address, whose tables are known from then on, and where it begins; `None`
