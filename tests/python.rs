@@ -101,6 +101,11 @@ fn what_cannot_go_on_is_told_of_and_ended_if_that_is_wanted() {
 }
 
 #[test]
+fn the_wires_that_bytes_took_are_told_and_a_verified_program_has_to_use_the_plans() {
+    told_by("test_audit.py");
+}
+
+#[test]
 fn keywords_and_settings_of_wrong_types_are_refused_by_their_names() {
     told_by("test_keywords.py");
 }

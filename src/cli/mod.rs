@@ -5,6 +5,7 @@
 //! *Invariant:* standard output carries only the answer; notes, progress and errors go to standard
 //! error. Exit codes are those of `failure::Exit`.
 
+mod audit;
 mod bench;
 mod dashboard;
 mod doctor;

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::failure::{Exit, Failure};
 use super::signals::Signals;
-use super::{output, reach, workers};
-use crate::cluster::{self, Clusters, Ended, FindError, Handle, recorded_machine};
+use super::{audit, output, reach, workers};
+use crate::cluster::{self, Clusters, Ended, FindError, Handle, recorded_audit, recorded_machine};
 use crate::dashboard::{Figures, Meter, processes_of};
 use crate::ids::ClusterName;
 use crate::os::process;
@@ -188,7 +188,11 @@ impl Arguments {
         let running = clusters.running.iter().map(|found| {
             let mut state = self.state_of(found)?;
             add_gpu_use(found, &mut state);
-            Ok(json!(state))
+            let mut state = json!(state);
+            if let Some(audit) = recorded_audit(&found.paths) {
+                state["audit"] = json!(audit);
+            }
+            Ok(state)
         });
         let ended = clusters.ended.iter().map(|ended| Ok(final_state(ended)));
         let states: Vec<Value> = running.chain(ended).collect::<Result<_, Failure>>()?;
@@ -272,6 +276,12 @@ impl Arguments {
         text.push_str(&self.processes(state, &plan, figures));
         for line in workers::addresses(state).iter().chain(&workers::troubles(state)) {
             text.push_str(&format!("{line}\n"));
+        }
+        if let Some(audit) = recorded_audit(&cluster.paths).filter(|_| self.output == Form::Wide) {
+            text.push_str("which wires the bytes took:\n");
+            for line in audit::lines(&audit, true) {
+                text.push_str(&format!("{line}\n"));
+            }
         }
         Ok(text)
     }

@@ -12,7 +12,7 @@ use super::flags::{Asked, positive};
 use super::relay::Relay;
 use super::signals::Signals;
 use super::workers::sentence;
-use super::{output, reach, screen, up};
+use super::{audit, output, reach, screen, up};
 use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
@@ -73,11 +73,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     })?;
     program_of(&request)?;
     screen::open();
+    let verified = request.spec.verify == Some(true);
     if let Some(exit) = up::prove(&mut request)? {
         return Ok(exit);
     }
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
-    reach::runtime()?.block_on(attend(prepared, arguments.prefix))
+    reach::runtime()?.block_on(attend(prepared, arguments.prefix, verified))
 }
 
 /// The request for a program: the command line's, or else the spec's, if any.
@@ -107,8 +108,9 @@ pub(super) fn program_of(request: &Request) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Relays the ranks' output until they have ended.
-async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
+/// Relays the ranks' output until they have ended. If the ways between their devices were
+/// `verified`, the program has to use them.
+async fn attend(prepared: Prepared, prefix: bool, verified: bool) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
     let program = os::process::own_program();
@@ -142,7 +144,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             () = &mut silence => return Err(up::refused(supervisor.put_down().await)),
         };
         match report {
-            Some(Report::Ended { outcome, state }) => break Some((outcome, state)),
+            Some(Report::Ended { outcome, state, audit }) => break Some((outcome, state, audit)),
             Some(Report::Event(record)) => tell(&record, copies),
             Some(_) => {}
             None => break None,
@@ -151,7 +153,7 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
     if let Err(failure) = relay.finish(&mut signals).await {
         unwritable.get_or_insert(failure);
     }
-    let Some((outcome, last)) = ended else {
+    let Some((outcome, last, concluded)) = ended else {
         return match (supervisor.unsaid().await, signals.first()) {
             (_, Some(number)) => Ok(Exit::Signal(number)),
             (Ok(_), None) => Ok(ended_by_others()),
@@ -159,9 +161,14 @@ async fn attend(prepared: Prepared, prefix: bool) -> Result<Exit, Failure> {
             (Err(error), None) => Err(up::refused(error)),
         };
     };
+    let as_planned = audit::conclude("run", &plan, &concluded);
     match (outcome, signals.first()) {
         (_, Some(number)) => Ok(Exit::Signal(number)),
         _ if unwritable.is_some() => unwritable.map_or(Ok(Exit::Failed), Err),
+        (Outcome::Finished, None) if verified && !as_planned => {
+            output::status("run: the ranks have finished, but not over the wires of the plan");
+            Ok(Exit::Unverified)
+        }
         (Outcome::Finished, None) => Ok(Exit::Done),
         (Outcome::Stopped { .. }, None) => Ok(ended_by_others()),
         (Outcome::NotReady(cause), None) => {

@@ -72,6 +72,7 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("supervision.gpu_free_within", "", "5s"),
     ("supervision.stalled_after", "", "5m"),
     ("supervision.end_when_stalled", "supervision: {stalled_after: 5m}", "true"),
+    ("supervision.audit", "", "true"),
     ("ulimits.core", "", "0"),
     ("ulimits.memlock", "", "unlimited"),
     ("ulimits.nofile", "", "4096"),

@@ -6,7 +6,7 @@ use crate::source::Source;
 
 /// The floors, and on each the modules that may live there. `a::b` is more precise than `a`.
 /// Cargo keeps most of it: what a crate does not depend on it cannot name.
-pub(crate) const FLOORS: [&[&str]; 15] = [
+pub(crate) const FLOORS: [&[&str]; 17] = [
     &["model::ids", "model::cpuset", "model::units", "model::text", "guide"],
     &["model::topology", "model::spec"],
     &["model::predict"],
@@ -19,7 +19,9 @@ pub(crate) const FLOORS: [&[&str]; 15] = [
         "machine::status",
         "why::evidence",
     ],
-    &["why::calls", "why::look", "why::wires"],
+    &["why::calls", "why::wires"],
+    &["why::audit"],
+    &["why::look"],
     &["why::condition"],
     &["why::follow"],
     &["why::verdict"],

@@ -23,6 +23,7 @@ use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectoryError};
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_supervise::{ClusterState, Escalation, Outcome, Record};
+use cuda_cluster_why::audit::Audit;
 
 /// The hidden subcommand.
 pub const SUBCOMMAND: &str = "__supervise";
@@ -109,6 +110,9 @@ pub enum Report {
         outcome: Outcome,
         /// Its last state.
         state: Box<ClusterState>,
+        /// The bytes between its processes, if they were to be counted; or why they were not.
+        #[serde(default)]
+        audit: Option<Box<Result<Audit, String>>>,
     },
 }
 

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* a launched cluster is READY, or nothing of it is left.
 
+mod audit;
 pub mod blocking;
 #[cfg(feature = "native")]
 mod client;
@@ -108,11 +109,9 @@ pub use prepare::{
     Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan, prepare_whole,
 };
 #[doc(hidden)]
-pub use report::{BugReport, crashes, recorded_machine, recorded_preflight};
+pub use report::{BugReport, crashes, recorded_audit, recorded_machine, recorded_preflight};
 #[doc(hidden)]
 pub use stalls::look_at;
-#[doc(hidden)]
-pub use start::start;
 
 /// Runs a hidden subcommand, if this process was started for one: the guardian, the shim, the
 /// supervisor, and the native engine's scheduler and workers.
@@ -131,6 +130,7 @@ fn supervision() -> Option<ExitCode> {
     let own = || match std::env::args_os().nth(1)?.to_str()? {
         detached::SUBCOMMAND => Some(supervising::main()),
         stalls::SUBCOMMAND => Some(stalls::main()),
+        audit::SUBCOMMAND => Some(audit::main()),
         _ => None,
     };
     cuda_cluster_machine::os::dispatch().or_else(own)

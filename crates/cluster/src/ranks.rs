@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tokio::task::JoinHandle;
 
+use crate::audit;
 use crate::command::{Meeting, MeetingError, SHARED_MEMORY, devices};
 use crate::processes::{rank, with_shared_memory};
 use crate::secret;
@@ -97,6 +98,9 @@ impl Ranks {
             let mut spec = rank(planned, &self.told);
             devices::show(&self.plan.workers, &workers, planned, &mut spec.program.env);
             meeting.tell(number, &self.told.bootstrap, &mut spec.program);
+            if self.plan.supervision.audit {
+                audit::ask_nccl(&self.paths, &mut spec.program.env);
+            }
             with_shared_memory(&mut spec.program, self.shared_memory.as_deref(), files);
             spec
         };

@@ -18,6 +18,7 @@ use cuda_cluster_model::preflight::Finding;
 use cuda_cluster_model::text::{masked_json, masked_line};
 use cuda_cluster_model::topology::Topology;
 use cuda_cluster_supervise::ClusterState;
+use cuda_cluster_why::audit::Audit;
 
 /// The version of the JSON form.
 const VERSION: u32 = 1;
@@ -48,6 +49,8 @@ pub struct BugReport {
     crashes: BTreeMap<String, Value>,
     /// What was seen when its processes could last not go on, for `why --bundle`.
     stall: Option<Value>,
+    /// Which wires the bytes between its processes took.
+    audit: Option<Audit>,
 }
 
 impl BugReport {
@@ -73,6 +76,7 @@ impl BugReport {
             logs: logs(paths),
             crashes: crashes(paths),
             stall: json(&paths.stall()),
+            audit: recorded_audit(paths),
         }
     }
 }
@@ -86,6 +90,11 @@ pub fn recorded_machine(paths: &Paths) -> Option<Topology> {
 /// a simulated one.
 pub fn recorded_preflight(paths: &Paths) -> Option<Vec<Finding>> {
     serde_json::from_str(&fs::read_to_string(paths.preflight()).ok()?).ok()
+}
+
+/// The last audit of the bytes between a cluster's processes, as its run directory keeps it.
+pub fn recorded_audit(paths: &Paths) -> Option<Audit> {
+    serde_json::from_str(&fs::read_to_string(paths.audit()).ok()?).ok()
 }
 
 fn logs(paths: &Paths) -> BTreeMap<String, Vec<String>> {

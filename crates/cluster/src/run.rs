@@ -67,7 +67,7 @@ impl Builder {
             .map_err(UpError::Runtime)?;
         let ended = loop {
             match supervisor.next().await? {
-                Some(Report::Ended { outcome, state }) => break (outcome, Some(state)),
+                Some(Report::Ended { outcome, state, .. }) => break (outcome, Some(state)),
                 Some(_) => {}
                 None => break (supervisor.unsaid().await?, None),
             }

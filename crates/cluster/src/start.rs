@@ -4,10 +4,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::task::JoinHandle;
+
 use super::Prepared;
 use super::gpus::NvmlWatch;
 use super::launch::{LaunchError, Surroundings, launch};
 use super::takedown::TakeDownError;
+use crate::audit::Auditor;
 use crate::ranks::Ranks;
 use crate::secret;
 use crate::stalls::Watch;
@@ -18,6 +21,7 @@ use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
 use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_why::audit::Audit;
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
@@ -126,6 +130,13 @@ impl UpError {
     }
 }
 
+/// A cluster that is starting.
+pub(super) struct Started {
+    pub(super) supervisor: Supervisor,
+    /// Counts the bytes between its processes until it has ended.
+    pub(super) audit: Option<JoinHandle<Result<Audit, String>>>,
+}
+
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
 /// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
@@ -134,11 +145,11 @@ impl UpError {
 ///
 /// # Errors
 /// If the name is taken, or the supervisor can't start.
-pub async fn start(
+pub(super) async fn start(
     prepared: &Prepared,
     program: &Path,
     output: Option<OutputPipe>,
-) -> Result<Supervisor, UpError> {
+) -> Result<Started, UpError> {
     let plan = &prepared.plan;
     let threads_each = match plan.engine {
         EnginePlan::Native(_) | EnginePlan::Dask(_) => THREADS_EACH,
@@ -178,13 +189,17 @@ pub async fn start(
     let supervisor = Supervisor::start(launch, directory, options).await?;
     if let Some(after) = plan.supervision.stalled_after {
         let (state, stopper) = (supervisor.state(), supervisor.stopper());
-        let program = program.to_owned();
+        let (program, paths) = (program.to_owned(), paths.clone());
         tokio::spawn(Watch { after: after.0, program, paths, state, stopper }.run());
     }
+    let audit = plan
+        .supervision
+        .audit
+        .then(|| tokio::spawn(Auditor::of(prepared, program, &paths, supervisor.state()).run()));
     if let Some(ranks) = ranks {
         ranks.can_end(supervisor.stopper());
     }
-    Ok(supervisor)
+    Ok(Started { supervisor, audit })
 }
 
 /// Checks the limit on locked memory, if workers are to use RDMA here.
@@ -238,6 +253,9 @@ async fn begin(
     if !preflight.is_empty() {
         let text = serde_json::to_vec(preflight).map_err(UpError::plan)?;
         directory.write_private(&paths.preflight(), &text)?;
+    }
+    if plan.supervision.audit {
+        directory.make_private(&paths.audit_logs())?;
     }
     if let Some(text) = &prepared.nccl {
         directory.write_private(&paths.nccl(), text.as_bytes())?;

@@ -21,8 +21,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 
+use super::UpError;
 use super::detached::{Instructions, Lifetime, NOT_READY, OutputForm, Report, USAGE, Word};
-use super::{UpError, start};
+use super::start::{Started, start};
 use cuda_cluster_machine::os::exhausted::Exhausted;
 use cuda_cluster_machine::os::guardian::GuardianError;
 use cuda_cluster_machine::os::pidfd::{self, PidFd};
@@ -31,9 +32,13 @@ use cuda_cluster_machine::os::{self, event_loop, memory, process};
 use cuda_cluster_supervise::{
     ClusterState, Escalation, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
 };
+use cuda_cluster_why::audit::Audit;
 
 /// How long to wait for a starter to take the last report.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long the end of a cluster waits for its last audit.
+const LAST_AUDIT: Duration = Duration::from_secs(3);
 
 /// Runs the subcommand: becomes the supervisor of the plan on standard input.
 pub(super) fn main() -> ExitCode {
@@ -112,7 +117,8 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
         }
         None => None,
     };
-    let supervisor = start(&prepared, &process::own_program(), output).await.map_err(refusal)?;
+    let started = start(&prepared, &process::own_program(), output).await.map_err(refusal)?;
+    let Started { supervisor, audit } = started;
     let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
     let reports = Reports::begin(reports, attended, &supervisor);
     // From here on only the report task and the guardian write to the standard streams.
@@ -145,9 +151,20 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
         Outcome::Failed(_) => ExitCode::FAILURE,
         Outcome::NotReady(_) => ExitCode::from(NOT_READY),
     };
+    let audit = match audit {
+        Some(audit) => Some(Box::new(concluded(audit).await)),
+        None => None,
+    };
     let state = Box::new(state.borrow().clone());
-    reports.end(Report::Ended { outcome, state }).await;
+    reports.end(Report::Ended { outcome, state, audit }).await;
     Ok(code)
+}
+
+/// The last audit, which is due when the cluster has ended.
+async fn concluded(audit: JoinHandle<Result<Audit, String>>) -> Result<Audit, String> {
+    let late = |_| "it took too long".to_owned();
+    let audit = tokio::time::timeout(LAST_AUDIT, audit).await.map_err(late)?;
+    audit.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Reports to the starter in a task of its own, so that only that task waits for a slow starter.

@@ -7,6 +7,7 @@
 
 #![allow(missing_docs, reason = "a part of the house; what users see is documented there")]
 
+pub mod audit;
 mod calls;
 mod condition;
 pub mod evidence;

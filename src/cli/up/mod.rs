@@ -23,7 +23,7 @@ use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::{self, ServiceManager};
 use super::signals::Signals;
-use super::{doctor, output, plan, reach, screen, source, verify};
+use super::{audit, doctor, output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
@@ -274,9 +274,10 @@ async fn attend(
                 memory::give_back_memory();
             }
             Some(Report::Event(record)) => audience.event(&record)?,
-            Some(Report::Ended { outcome, .. }) => {
+            Some(Report::Ended { outcome, audit, .. }) => {
                 audience.finish();
                 tell_stopped(&signals, *became_ready);
+                audit::conclude("up", &plan, &audit);
                 let by_whom = (signals.first(), *became_ready || owner_is_gone);
                 let unproven = unverified.is_some();
                 let verdict = verdict(outcome.clone(), by_whom, unverified, &plan);

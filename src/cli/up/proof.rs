@@ -24,6 +24,8 @@ pub(in crate::cli) fn prove(request: &mut Request) -> Result<Option<Exit>, Failu
     }
     let stand_in = Request::of(of_the_same_devices(&request.spec)?)
         .map_err(|error| Failure::new(Exit::Usage, error))?;
+    // What the program then uses is its own choice.
+    request.spec.supervision.audit.get_or_insert(true);
     let machine = stand_in.spec.topology.as_deref().map(source::load).transpose()?;
     let mut prepared = noted_quietly(cluster::prepare(&stand_in, machine.as_ref()), request)?;
     refuse_exclusive(&prepared.plan, prepared.machine.as_ref())?;
@@ -63,6 +65,7 @@ fn of_the_same_devices(spec: &ClusterSpec) -> Result<ClusterSpec, Failure> {
     proof.command = Default::default();
     // The program's own plan is held to it.
     proof.strict = None;
+    proof.supervision.audit = None;
     Ok(proof)
 }
 

@@ -361,6 +361,7 @@ fn supervision(context: &Context) -> Result<Supervision, PlanError> {
         gpu_free_within: asked.gpu_free_within.unwrap_or(usual.gpu_free_within),
         stalled_after: asked.stalled_after.or(usual.stalled_after),
         end_when_stalled: asked.end_when_stalled.unwrap_or(usual.end_when_stalled),
+        audit: asked.audit.unwrap_or(usual.audit),
         log_rotate_bytes: spec.logs.rotate_at.map_or(usual.log_rotate_bytes, |Bytes(bytes)| bytes),
         log_keep: spec.logs.keep.unwrap_or(usual.log_keep),
         pid_file: spec.worker.pid_file.as_ref().map(Into::into),

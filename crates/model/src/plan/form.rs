@@ -341,6 +341,9 @@ pub struct Supervision {
     /// Whether the cluster then ends.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end_when_stalled: bool,
+    /// Whether the bytes between the processes are counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub audit: bool,
     /// A log file is rotated at this size, in bytes.
     pub log_rotate_bytes: u64,
     /// Rotated log files kept per process.
@@ -454,6 +457,7 @@ impl Default for Supervision {
             answer_within: answer_within(),
             unresponsive: Unresponsive::default(),
             gpu_free_within: Span::secs(10),
+            audit: false,
             stalled_after: None,
             end_when_stalled: false,
             log_rotate_bytes: 64 << 20,

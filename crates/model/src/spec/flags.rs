@@ -364,6 +364,8 @@ flags! {
         supervision.stalled_after: Span "stalled-after" "SPAN";
         /// End what is stalled, with exit code 5
         supervision.end_when_stalled: Switch "end-when-stalled";
+        /// Say at the end which wires the bytes between the processes took
+        supervision.audit: Switch "audit" / "no-audit";
     }
     "Programs" {
         /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,

@@ -219,6 +219,10 @@ section! {
         stalled_after: Span,
         /// A cluster that is stalled is ended. Default: false.
         end_when_stalled: bool,
+        /// The bytes between the processes are counted, and compared with the wires of the plan;
+        /// ranks' NCCL is asked which wires it uses. Default: false; true for a program that is
+        /// verified.
+        audit: bool,
     }
 }
 

@@ -132,6 +132,11 @@ fn links(pid: u32) -> impl Iterator<Item = String> {
     })
 }
 
+/// The inodes of the sockets that a process has open; one may come twice.
+pub(super) fn sockets_of(pid: u32) -> impl Iterator<Item = u64> {
+    links(pid).filter(|link| link.starts_with("socket")).filter_map(|link| inode(&link))
+}
+
 /// The GPUs and NICs that a process has open, in order.
 pub(super) fn devices(pid: u32) -> Vec<String> {
     let found: BTreeSet<String> = links(pid).filter(|link| is_a_device(link)).collect();

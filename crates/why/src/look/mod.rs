@@ -5,9 +5,12 @@
 //! *Invariant:* the look is over in time, whatever hangs: each process is read by a thread that is
 //! left behind if it does not return, as a read of `/proc` may not while a page is being fetched.
 
+mod counters;
 mod ends;
+pub mod flows;
 mod memory;
 mod native;
+mod netlink;
 mod outside;
 mod procfs;
 mod python;

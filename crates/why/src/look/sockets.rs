@@ -8,12 +8,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd as _;
 
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket,
-};
-
+use super::netlink::{self, attributes, u32_at};
 use crate::evidence::Connection;
 
 /// States of a TCP socket, `include/net/tcp_states.h`.
@@ -150,38 +146,18 @@ fn address(text: &str) -> Option<SocketAddr> {
 
 /// Asks the kernel for all Unix sockets of this network namespace.
 fn unix_sockets() -> nix::Result<BTreeMap<u64, Unix>> {
-    let kernel = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkSockDiag,
-    )?;
-    let to = NetlinkAddr::new(0, 0);
-    sendto(kernel.as_raw_fd(), &question(), &to, MsgFlags::empty())?;
     let mut found = BTreeMap::new();
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        if !answers(&buffer[..length], &mut found) {
-            return Ok(found);
-        }
-    }
+    netlink::dump(&question(), |message| found.extend(unix_socket(message)))?;
+    Ok(found)
 }
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLMSG_HEADER: usize = 16;
 const UNIX_DIAG_PEER: u16 = 2;
 const UNIX_DIAG_RQLEN: u16 = 4;
 
-/// `struct nlmsghdr` and `struct unix_diag_req`: a dump of all states, with peers and queues.
+/// `struct unix_diag_req`: all states, with peers and queues.
 fn question() -> Vec<u8> {
-    const REQUEST_DUMP: u16 = 0x301;
     const SHOW_PEER_AND_QUEUES: u32 = 4 | 16;
-    let mut bytes = Vec::with_capacity(40);
-    bytes.extend(40_u32.to_ne_bytes());
-    bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes.extend(REQUEST_DUMP.to_ne_bytes());
-    bytes.extend([0; 8]);
+    let mut bytes = Vec::with_capacity(24);
     bytes.extend([1, 0, 0, 0]); // AF_UNIX
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(0_u32.to_ne_bytes());
@@ -190,52 +166,26 @@ fn question() -> Vec<u8> {
     bytes
 }
 
-/// Takes the messages in a packet; false after the last one.
-fn answers(mut packet: &[u8], found: &mut BTreeMap<u64, Unix>) -> bool {
-    while let Some((length, kind)) = u32_at(packet, 0).zip(u16_at(packet, 4)) {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(message) = packet.get(NLMSG_HEADER..length) else { return false };
-        if kind != SOCK_DIAG_BY_FAMILY {
-            return false;
-        }
-        if let Some((inode, unix)) = unix_socket(message) {
-            found.insert(inode, unix);
-        }
-        packet = packet.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    true
-}
-
 /// `struct unix_diag_msg` (family, type, state, a gap, inode, a cookie of eight bytes) and its
 /// attributes.
 fn unix_socket(message: &[u8]) -> Option<(u64, Unix)> {
     let listens = *message.get(2)? == state::LISTEN;
     let inode = u32_at(message, 4)?;
     let mut unix = Unix { peer: None, listens, unread: 0 };
-    let mut rest = message.get(16..)?;
-    while let Some((length, kind)) = u16_at(rest, 0).zip(u16_at(rest, 2)) {
-        let length = usize::from(length);
-        let Some(value) = rest.get(4..length) else { break };
+    for (kind, value) in attributes(message.get(16..)?) {
         match kind {
             UNIX_DIAG_PEER => unix.peer = u32_at(value, 0).map(u64::from),
             UNIX_DIAG_RQLEN => unix.unread = u32_at(value, 0).map_or(0, u64::from),
             _ => {}
         }
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     Some((inode.into(), unix))
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd as _;
+
     use super::*;
 
     #[test]

@@ -31,6 +31,15 @@ pub struct Channel {
     pub device: Option<String>,
 }
 
+/// A wire between two GPUs, as NCCL writes them: by NVML's index, or in old versions by the PCI
+/// address in hexadecimal without its signs. Ranks are a communicator's, and GPUs are not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct BetweenGpus {
+    pub from: String,
+    pub to: String,
+    pub wire: String,
+}
+
 impl fmt::Display for Who {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

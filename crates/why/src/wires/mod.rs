@@ -18,18 +18,24 @@ mod ucx;
 use serde::{Deserialize, Serialize};
 
 pub use cause::{Cause, Found};
-pub use channel::{Channel, Who, grouped};
+pub use channel::{BetweenGpus, Channel, Who, grouped};
 
 /// What was read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Wires {
     /// Who sends to whom by what, in order and each once.
     pub channels: Vec<Channel>,
+    /// The wires between GPUs, where the lines name them; each once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub between_gpus: Vec<BetweenGpus>,
     /// What is wrong, the weightiest first; each cause once.
     pub causes: Vec<Found>,
     /// What is not wrong, but good to know.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// The most machines of a communicator, where a line says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<u32>,
     /// What RAS has answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ras: Option<ras::Status>,
@@ -73,7 +79,10 @@ pub fn read(text: &str) -> Wires {
     job.ras = ras::parse(text);
     let channels = job.channels();
     let (causes, notes) = (job.causes(&channels), job.notes(&channels));
-    Wires { channels, causes, notes, ras: job.ras, understood, not_understood }
+    let machines = Some(job.nccl.nodes).filter(|nodes| *nodes > 0);
+    let between_gpus = job.nccl.between_gpus().into_iter().collect();
+    let ras = job.ras;
+    Wires { channels, between_gpus, causes, notes, machines, ras, understood, not_understood }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::channel::{Channel, Who};
+use super::channel::{BetweenGpus, Channel, Who};
 use super::lines::Record;
 
 /// Devices with their numbers.
@@ -46,6 +46,7 @@ struct Raw {
     wire: String,
     /// The list that its device is in, and its place there.
     device: Option<(String, u32)>,
+    gpus: Option<(String, String)>,
     sends: bool,
     host: String,
     process: String,
@@ -180,6 +181,15 @@ impl Nccl {
         self.channels.iter().filter(told).map(channel).collect()
     }
 
+    /// The wires between GPUs, each once.
+    pub(super) fn between_gpus(&self) -> BTreeSet<BetweenGpus> {
+        let between = |raw: &Raw| {
+            let (from, to) = raw.gpus.clone()?;
+            Some(BetweenGpus { from, to, wire: raw.wire.clone() })
+        };
+        self.channels.iter().filter_map(between).collect()
+    }
+
     /// The name of a device; its number if the process has not said which devices it has.
     fn device(&self, raw: &Raw, kind: &str, place: u32) -> String {
         let list = |of: &str| {
@@ -263,8 +273,9 @@ fn raw(record: &Record<'_>) -> Option<Raw> {
         None if collective => (Who::Name("collnet".to_owned()), rank(ends)?),
         None => return None,
     };
+    let gpus = ends.split_once(" -> ").and_then(|(from, to)| Some((gpu(from)?, gpu(to)?)));
     let (host, process) = (record.host.to_owned(), record.process.to_owned());
-    Some(Raw { from, to, wire, device, sends, host, process })
+    Some(Raw { from, to, wire, device, gpus, sends, host, process })
 }
 
 /// `1[1]`, `15`.
@@ -272,6 +283,14 @@ fn rank(text: &str) -> Option<Who> {
     let text = text.trim();
     let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     Some(Who::Rank(text.get(..end)?.parse().ok()?))
+}
+
+/// `1` of `0[1] [send]`, `1a000` of `0[1a000]`.
+fn gpu(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once('[')?;
+    let (name, _) = rest.split_once(']')?;
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_number.then(|| name.to_owned())
 }
 
 /// The wire, and the device with the list that its number is of.

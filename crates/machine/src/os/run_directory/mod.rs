@@ -211,6 +211,14 @@ impl RunDirectory {
         write_private(path, content)
     }
 
+    /// Makes a directory in it that is private to this user.
+    ///
+    /// # Errors
+    /// If it can't be made.
+    pub fn make_private(&self, path: &Path) -> Result<(), RunDirectoryError> {
+        make_private(path)
+    }
+
     /// Removes the directory with its contents, and releases the lock. Also removes the base
     /// directory if it is empty.
     ///

@@ -24,6 +24,8 @@ const WORKERS_PLAN: &str = "workers-plan.json";
 const TOPOLOGY: &str = "topology.json";
 const PREFLIGHT: &str = "preflight.json";
 const STALL: &str = "stall.json";
+const AUDIT: &str = "audit.json";
+const AUDIT_LOGS: &str = "audit";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
 const LOGS: &str = "logs";
@@ -105,6 +107,16 @@ impl Paths {
     /// What was seen when its processes could last not go on, as `why --save` writes it.
     pub fn stall(&self) -> PathBuf {
         self.root.join(STALL)
+    }
+
+    /// The last audit of the bytes between its processes, as JSON.
+    pub fn audit(&self) -> PathBuf {
+        self.root.join(AUDIT)
+    }
+
+    /// The folder for what NCCL says of its wires.
+    pub fn audit_logs(&self) -> PathBuf {
+        self.root.join(AUDIT_LOGS)
     }
 
     /// The control API's socket.
