@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::failure::{Exit, Failure};
 use super::flags::positive;
-use super::measure::{Form, Outcome, Ways, measured, unmeasured};
+use super::measure::{Against, Form, Outcome, Ways, measured, unmeasured};
 use super::signals::Signals;
 use super::{output, reach, source, workloads};
 use crate::cluster::measure::{Memory, Subject, Together, Wanted};
@@ -63,6 +63,10 @@ struct LinksArguments {
     /// Measure all pairs at the same time
     #[arg(long)]
     all_to_all: bool,
+    /// Compare the largest messages in device memory with what the topology says they should
+    /// reach, and name the part of the machine that explains most of what is missing
+    #[arg(long, value_enum, value_name = "WHAT")]
+    against: Option<Against>,
     /// Machine whose GPUs are simulated if no cluster is running
     #[arg(long, value_name = "SRC", conflicts_with = "name")]
     topology: Option<String>,
@@ -162,7 +166,11 @@ impl LinksArguments {
             _ => Together::None,
         };
         let wanted = self.ways.wanted(subject, false)?;
-        let memory = wanted.memory.unwrap_or(Memory::Host);
+        if let Some(against) = self.against {
+            against.check(subject, wanted.memory)?;
+        }
+        let usual = if self.against.is_some() { Memory::Device } else { Memory::Host };
+        let memory = wanted.memory.unwrap_or(usual);
         let host_sizes = match memory {
             Memory::Device => Vec::new(),
             Memory::Host | Memory::Both => with_room(sizes.clone(), subject.plan())?,
@@ -180,6 +188,8 @@ impl LinksArguments {
             done = measured(&wanted, subject, false, &mut outcome) => done.map(|()| None),
             number = signals.next() => Ok(Some(number)),
         };
+        outcome.comparison =
+            self.against.and_then(|against| against.compare(subject, outcome.pairs(), together));
         Ok((outcome, end))
     }
 

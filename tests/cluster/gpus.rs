@@ -206,6 +206,15 @@ fn two_gpus_move_device_memory_over_cuda_ipc_and_leave_nothing() {
     let links = ["bench", "links", "dev", "--memory", "device", "--size", "64KiB,4MiB"];
     let (code, pairs) = machine.pairs(&links);
     assert_eq!((code, pairs.len()), (0, 4), "{pairs:#?}");
+    let against = ["bench", "links", "dev", "--against", "prediction", "--size", "64KiB"];
+    let said = machine.run(&[&against[..], &["--rounds", "1", "-o", "json"]].concat(), &[]);
+    let document: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    let compared = document["against_prediction"]["pairs"].as_array().expect("pairs");
+    let limits: Vec<&Value> = compared.iter().map(|it| &it["predicted"]["limited_by"]).collect();
+    assert_eq!(limits.len(), 2, "{said}");
+    assert!(limits.iter().all(|part| part["kind"] == "nv_link"), "{said}");
+    let host = machine.run(&[&against[..], &["--memory", "host"]].concat(), &[]);
+    assert_eq!(host.code, 2, "{host}");
     for report in machine.down(2) {
         assert!(moved(&report, "peer to device") > 64 << 20, "{report:#}");
         assert!(moved(&report, "host to device") < 1 << 20, "but for short messages: {report:#}");

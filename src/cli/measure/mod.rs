@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* an error names what was asked for as it was typed.
 
+mod against;
 mod outcome;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ use crate::cluster::MeasureError;
 use crate::cluster::measure::{self, Step, Subject, Wanted};
 use crate::probe::ProbeError;
 use crate::units::Span;
+pub(super) use against::Against;
 pub(super) use outcome::{Form, Outcome};
 
 /// A measurement that may take this long is announced, unless there is a progress bar.

@@ -7,11 +7,13 @@ use std::io::IsTerminal;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::against;
 use crate::cli::failure::Failure;
 use crate::cli::{heat, output};
 use crate::cluster::Verification;
 use crate::cluster::measure::Subject;
 use crate::ids::ClusterName;
+use crate::predict::Comparison;
 use crate::units::Size;
 use crate::wire::links::{Pair, Verdict};
 use crate::wire::peer::MemoryKind;
@@ -35,6 +37,8 @@ pub(in crate::cli) struct Outcome {
     name: ClusterName,
     simulated: bool,
     pub(in crate::cli) measured: Verification,
+    /// The figures of device memory beside the prediction, if that was asked for.
+    pub(in crate::cli) comparison: Option<Comparison>,
 }
 
 /// The stable JSON form.
@@ -44,13 +48,15 @@ struct Document<'a> {
     name: &'a ClusterName,
     simulated: bool,
     pairs: &'a [Pair],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    against_prediction: Option<&'a Comparison>,
 }
 
 impl Outcome {
     /// The outcome of a measurement that has not begun.
     pub(in crate::cli) fn of(subject: &Subject) -> Self {
         let (name, simulated) = (subject.name().clone(), subject.is_simulated());
-        Self { name, simulated, measured: Verification::default() }
+        Self { name, simulated, measured: Verification::default(), comparison: None }
     }
 
     /// The figures.
@@ -108,7 +114,10 @@ impl Outcome {
         match form {
             Form::Json => {
                 let (name, simulated, pairs) = (&self.name, self.simulated, self.pairs());
-                output::print_json(&Document { version: 1, name, simulated, pairs })?;
+                let against_prediction = self.comparison.as_ref();
+                let version = 1;
+                let document = Document { version, name, simulated, pairs, against_prediction };
+                output::print_json(&document)?;
             }
             Form::Svg => output::print(&heat::svg(self.pairs(), self.simulated))?,
             Form::Heat => {
@@ -116,6 +125,11 @@ impl Outcome {
                 output::print(&heat::terminal(self.pairs(), width))?;
             }
             Form::Table => output::print(&table(self.pairs().iter()))?,
+        }
+        if let Some(comparison) = &self.comparison
+            && matches!(form, Form::Table | Form::Heat)
+        {
+            output::print(&format!("\n{}", against::text(comparison)))?;
         }
         self.measured.notes.iter().for_each(|note| output::note(note));
         if self.simulated && matches!(form, Form::Table | Form::Heat) {

@@ -84,6 +84,11 @@ impl Subject {
         &self.plan
     }
 
+    /// The machine that contains its GPUs; `None` if they are simulated.
+    pub fn machine(&self) -> Option<&Topology> {
+        self.machine.as_ref()
+    }
+
     /// Whether its GPUs are simulated.
     pub fn is_simulated(&self) -> bool {
         self.plan.machine.simulated

@@ -8,6 +8,7 @@
 //! *Invariant:* a figure that the topology cannot tell is unknown, with the reason; what is assumed
 //! is listed.
 
+mod against;
 mod capacity;
 mod component;
 mod fair;
@@ -18,6 +19,7 @@ mod ways;
 
 use serde::Serialize;
 
+pub use against::{Compared, Comparison, Load, Measured, Suspect, against};
 pub(crate) use capacity::port;
 pub use component::{Component, ComponentKind};
 
