@@ -201,6 +201,11 @@ fn direct_connections_join_hosts_and_outlive_links_that_fail() {
 }
 
 #[test]
+fn a_cluster_over_two_hosts_is_seen_as_one_and_each_end_has_its_cause() {
+    told_in_its_own_network_by("test_join.py");
+}
+
+#[test]
 fn interpreters_that_end_during_transfers_hurt_no_peer() {
     told_by("test_comm_ends.py");
 }

@@ -21,6 +21,8 @@ pub(crate) enum Exit {
     /// 5: its processes cannot go on by themselves (`why`, `--end-when-stalled`), or lines name a
     /// cause (`why`).
     Stalled,
+    /// 6: the scheduler elsewhere that its workers had joined is lost.
+    SchedulerLost,
     /// 128+n: ended by signal n.
     Signal(u8),
     /// The exit code of a program that was run on the user's behalf.
@@ -43,6 +45,7 @@ impl Exit {
             Exit::NotReady => NOT_READY,
             Exit::Unverified => 4,
             Exit::Stalled => 5,
+            Exit::SchedulerLost => 6,
             Exit::Signal(number) => 128u8.saturating_add(number),
             Exit::Program(code) => code,
         }

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::output;
+use super::sanitize::plain;
 use crate::dashboard::{Figures, ProcessFigures};
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::probe::GpuGauges;
 use crate::supervise::record::What;
+use crate::supervise::state::Joined;
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
 use crate::units::{HumanBytes, HumanSpan};
 use crate::wire::native::ALL_PAIRS;
@@ -168,6 +170,34 @@ fn gpu(planned: Option<&WorkerPlan>) -> String {
     }))
 }
 
+/// The workers that have joined the scheduler from elsewhere, as a table.
+pub(super) fn joined(state: &ClusterState) -> String {
+    if state.joined.is_empty() {
+        return String::new();
+    }
+    let headings = ["joined", "host", "cluster", "gpu", "cpus", "nic", "state", "since"];
+    let row = |one: &Joined| {
+        let worker = &one.worker;
+        let text = |value: &Option<String>| some(value.as_deref().map(plain));
+        let phase = match &one.reason {
+            Some(reason) => format!("{}: {}", one.state, plain(reason)),
+            None => one.state.to_string(),
+        };
+        vec![
+            plain(&worker.name).into_owned(),
+            plain(&worker.host).into_owned(),
+            text(&worker.cluster),
+            some(worker.gpu),
+            some(worker.cpus.as_ref()),
+            some(Some(worker.nics.join(","))),
+            phase,
+            state::time_of_day(&one.since).to_owned(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = state.joined.iter().map(row).collect();
+    format!("\n{}", output::fitted(&headings, &rows, &["nic", "cpus"], "-o json has all"))
+}
+
 /// The addresses of a Dask cluster's scheduler and dashboard, and the scheduler's notes.
 pub(super) fn addresses(state: &ClusterState) -> Vec<String> {
     let scheduler = state.scheduler.iter().filter(|_| state.engine == EngineKind::Dask);
@@ -282,6 +312,13 @@ pub(super) fn sentence(record: &Record) -> String {
         }
         What::Stalled(stall) => stall.text.clone(),
         What::GoesOn => "its processes go on".to_owned(),
+        What::Joined { worker } => {
+            format!("{} of {} has joined", plain(&worker.name), plain(&worker.host))
+        }
+        What::Parted { name, host, lost, reason } => {
+            let how = if *lost { "is lost" } else { "has left" };
+            format!("{} of {} {how}: {}", plain(name), plain(host), plain(reason))
+        }
         What::Note { text } => text.clone(),
     };
     format!("{who}: {what}")

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{down, packages, run_directory, try_up, up, worker};
 use crate::python::{Story, ask};
@@ -228,9 +228,32 @@ fn two_clusters_of_workers_form_one_dask_cluster() {
     let mut everybody = vec!["gpu0".to_owned(), "gpu1".to_owned(), joined("gpu0"), joined("gpu1")];
     everybody.sort();
     assert_eq!(found["workers"], json!(everybody));
+    let guests = sandbox.state("first")["joined"].clone();
+    let of = |guests: &Value, key: &str| {
+        let all = guests.as_array().expect("guests").iter();
+        let mut all: Vec<String> = all.map(|one| one[key].to_string().replace('"', "")).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(of(&guests, "name"), [joined("gpu0"), joined("gpu1")]);
+    assert_eq!(of(&guests, "cluster"), ["second", "second"]);
+    assert_eq!(of(&guests, "process"), ["gpu0", "gpu1"]);
+    assert_eq!(of(&guests, "host"), [host.trim(), host.trim()]);
+    assert_eq!(of(&guests, "gpu"), ["0", "1"]);
+    assert_eq!(of(&guests, "state"), ["ready", "ready"]);
+    assert!(sandbox.state("second")["joined"].is_null(), "it has no scheduler");
+    let table = sandbox.run(&["ps", "first"]).stdout;
+    assert!(table.contains("JOINED") && table.contains(&joined("gpu1")), "{table}");
     assert_eq!(sandbox.run(&["down", "second"]).code, 0);
     let found = Story::of(&sandbox, "first").tell("spread");
     assert_eq!(found["workers"], json!(["gpu0", "gpu1"]));
+    let guests = sandbox.state("first")["joined"].clone();
+    assert_eq!(of(&guests, "state"), ["left", "left"]);
+    assert_eq!(of(&guests, "reason"), ["it was retired", "it was retired"]);
+    let events = sandbox.run(&["events", "first"]).stdout;
+    for what in ["has joined", "has left: it was retired"] {
+        assert_eq!(events.matches(what).count(), 2, "{events}");
+    }
     down(&sandbox, "first");
 }
 
@@ -266,6 +289,8 @@ fn workers_of_a_scheduler_elsewhere_return_to_it_and_their_cluster_ends_when_it_
     });
     let events = sandbox.run(&["events", "guests"]).stdout;
     assert!(events.contains("leaves: no scheduler at "), "{events}");
+    let ended = sandbox.run(&["ps", "-a", "guests"]).stdout;
+    assert!(ended.contains("failed at") && ended.contains("is lost: no scheduler at "), "{ended}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! *Invariant:* each family has its help once, and before its samples. Every series has the
 //! cluster's name or that of a device; those of a process also the process's.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
@@ -62,7 +63,22 @@ pub(super) fn render(state: &ClusterState) -> String {
     let labelled =
         all.map(|process| (format!("{cluster},{}", label("process", &process.name)), process));
     families.figures(&PROCESS, &labelled.collect::<Vec<_>>());
+    families.family("joined_workers", "gauge", JOINED, joined(&cluster, state));
     families.into_text()
+}
+
+const JOINED: &str =
+    "Workers of other machines, by their machine and whether the scheduler has them.";
+
+/// How many there are in each state on each machine.
+fn joined(cluster: &str, state: &ClusterState) -> Vec<(String, f64)> {
+    let mut counts: BTreeMap<String, f64> = BTreeMap::new();
+    for one in &state.joined {
+        let (host, phase) =
+            (label("host", &one.worker.host), label("state", &one.state.to_string()));
+        *counts.entry(format!("{cluster},{host},{phase}")).or_default() += 1.0;
+    }
+    counts.into_iter().collect()
 }
 
 const READY: &str = "Whether every wanted process is READY.";

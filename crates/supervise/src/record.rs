@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::phase::ClusterPhase;
 use cuda_cluster_wire::process::Exit;
+use cuda_cluster_wire::status::JoinedWorker;
 
 /// An event, with its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -131,6 +132,18 @@ pub enum What {
     Stalled(Stall),
     /// The processes go on that were stalled.
     GoesOn,
+    /// A worker from elsewhere has joined the scheduler.
+    Joined { worker: JoinedWorker },
+    /// A worker from elsewhere has gone.
+    Parted {
+        /// Its name for the scheduler.
+        name: String,
+        /// Its machine.
+        host: String,
+        /// Whether nobody wished that.
+        lost: bool,
+        reason: String,
+    },
     /// Something that nobody has to act on, but that explains what is seen.
     Note { text: String },
 }
@@ -149,13 +162,17 @@ pub struct Cause {
     /// Whether nothing had failed, but its processes could not go on by themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stalled: bool,
+    /// Whether nothing had failed here, but the scheduler elsewhere is not there any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scheduler_lost: bool,
 }
 
 impl Cause {
     /// A cause that is no single process's.
     pub fn of_cluster(text: impl Into<String>) -> Self {
         let (process, exit, log_tail) = (None, None, Vec::new());
-        Self { process, text: text.into(), exit, log_tail, stalled: false }
+        let (stalled, scheduler_lost) = (false, false);
+        Self { process, text: text.into(), exit, log_tail, stalled, scheduler_lost }
     }
 }
 

@@ -17,7 +17,7 @@ use cuda_cluster_model::cpuset::{CpuSet, NodeSet};
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{Binding, EngineKind};
 use cuda_cluster_wire::process::{Containment, Exit, Observed};
-use cuda_cluster_wire::status::{DevicePool, MissingPort, PeerLanes};
+use cuda_cluster_wire::status::{DevicePool, JoinedWorker, MissingPort, PeerLanes};
 
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
@@ -55,6 +55,10 @@ pub struct ClusterState {
     pub scheduler: Option<ProcessState>,
     /// The workers, in rank order.
     pub workers: Vec<ProcessState>,
+    /// Workers of other supervisors, or of none, that have joined its scheduler; also the last ones
+    /// that have gone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub joined: Vec<Joined>,
     /// Why it is `degraded` or `failed`.
     pub cause: Option<Cause>,
     /// Requests that could not be satisfied, and what is wrong with its run directory.
@@ -62,6 +66,34 @@ pub struct ClusterState {
     /// When it ended, as RFC 3339; `None` while it is running, or if the time is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_at: Option<String>,
+}
+
+/// A worker that has joined the scheduler from elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// What it says of itself.
+    #[serde(flatten)]
+    pub worker: JoinedWorker,
+    /// Whether it is there.
+    pub state: JoinedPhase,
+    /// Since when, as RFC 3339.
+    pub since: String,
+    /// Why it has gone, as far as known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Whether a worker that has joined is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum JoinedPhase {
+    /// The scheduler has it.
+    Ready,
+    /// It has gone as was wished.
+    Left,
+    /// It has gone, and nobody wished that.
+    Lost,
 }
 
 /// Refuses another version before anything else is read, so that nothing is misunderstood.
@@ -131,6 +163,7 @@ impl ClusterState {
             containment,
             scheduler: launch.scheduler.as_ref().map(process),
             workers: launch.workers.iter().map(process).collect(),
+            joined: Vec::new(),
             cause: None,
             notes: launch.notes.clone(),
             ended_at: None,

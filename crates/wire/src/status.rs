@@ -12,6 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use cuda_cluster_model::cpuset::{CpuSet, NodeSet};
+use cuda_cluster_model::ids::PciAddress;
 
 /// Names the environment variable with the status pipe's file descriptor number.
 pub const FD_VARIABLE: &str = "CUDA_CLUSTER_STATUS_FD";
@@ -89,12 +90,59 @@ pub enum Status {
         then: AfterLeaving,
         /// Who requested it, or why.
         reason: String,
+        /// Whether the scheduler that a worker had joined is not there any more.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        lost: bool,
+    },
+    /// A worker of another supervisor, or of none, has joined the scheduler.
+    Joined { worker: JoinedWorker },
+    /// Such a worker is not the scheduler's any more.
+    Parted {
+        /// Its name.
+        name: String,
+        /// Whether nobody wished that.
+        lost: bool,
+        /// Why, as far as the scheduler knows.
+        reason: String,
     },
     /// The process cannot start, or cannot continue; it ends after this.
     Failed {
         /// Why, with a hint if there is one.
         reason: String,
     },
+}
+
+/// A worker that has joined a scheduler from elsewhere. What only cuda-cluster's own workers say of
+/// themselves is missing for others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinedWorker {
+    /// Its name for the scheduler.
+    pub name: String,
+    /// Where others reach it.
+    pub address: String,
+    /// The name of its machine, or its address.
+    pub host: String,
+    /// The cluster there that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// Its name in that cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// Its GPU, by NVML's index there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<u32>,
+    /// The GPU's PCI address there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci: Option<PciAddress>,
+    /// CPUs in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// NUMA nodes of the memory policy in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mems: Option<NodeSet>,
+    /// Planned NIC ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<String>,
 }
 
 /// What happens after a process's requested end.

@@ -355,7 +355,11 @@ fn verdict(
         (Outcome::Failed(cause), None) => {
             let is_program = matches!(plan.engine, EnginePlan::Command(_));
             let done = is_program && cause.exit.is_some_and(|exit| exit.is_success());
-            let exit = if cause.stalled { Exit::Stalled } else { Exit::Failed };
+            let exit = match (cause.stalled, cause.scheduler_lost) {
+                (true, _) => Exit::Stalled,
+                (_, true) => Exit::SchedulerLost,
+                _ => Exit::Failed,
+            };
             let hint =
                 "'up' is for programs that stay; cuda-cluster run -f SPEC runs one to its end";
             Err(failed(exit, &cause).maybe_hint(done.then(|| hint.to_owned())))

@@ -23,6 +23,7 @@ pub(super) const DASK: Package = Package {
         "gpu.py",
         "imports.py",
         "internals.py",
+        "joined.py",
         "kept_ports.py",
         "lanes.py",
         "measure.py",

@@ -211,7 +211,8 @@ impl Actor {
             for action in actions {
                 if let Some(outcome) = self.act(action) {
                     self.show();
-                    self.keep |= !outcome.is_good();
+                    // What nobody here has asked for is to be explained afterwards.
+                    self.keep |= !outcome.is_good() || self.core.ended_from_elsewhere();
                     return self.finish(outcome).await;
                 }
             }

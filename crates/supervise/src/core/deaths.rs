@@ -86,6 +86,9 @@ impl Core {
             gpu_errors: Vec::new(),
         });
         self.record(now, Some(number), What::Exited { exit, reason: reason.clone() });
+        if number < self.workers_from {
+            self.all_parted(now);
+        }
         let then = if told { self.slots[number].then } else { AfterStop::CountAsDeath };
         if then == AfterStop::CountAsDeath && !succeeded {
             self.actions.push(Action::Bundle { slot: number });
@@ -95,7 +98,7 @@ impl Core {
             text: format!("{} {reason}", self.slots[number].shown.name),
             exit: Some(exit),
             log_tail,
-            stalled: false,
+            ..Cause::of_cluster("")
         };
         match then {
             _ if self.ending.is_some() => self.stay_stopped(number),

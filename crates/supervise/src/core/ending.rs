@@ -204,9 +204,9 @@ impl Core {
         }
         let failed = workers.iter().find_map(|slot| slot.cause.clone());
         if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(done) {
-            // All programs have ended well, or the external scheduler that the workers joined has
-            // ended or has released them all: nobody is left who could be READY.
-            return self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
+            let farewells: Vec<(String, bool)> =
+                workers.iter().filter_map(|slot| slot.farewell.clone()).collect();
+            return self.none_is_wanted(&farewells, now);
         }
         let lost = |slot: &&Slot| done(slot) || slot.phase() == ProcessPhase::Failed;
         if let (Some(cause), true) = (&failed, workers.iter().all(lost) && !self.scheduler_stays) {
@@ -230,6 +230,23 @@ impl Core {
             self.state.ready_after_ms = Some(super::millis(now));
         }
         self.enter(phase, now);
+    }
+
+    /// Ends where all programs have ended well, or the scheduler elsewhere that the workers joined
+    /// has ended or has released them all: nobody is left who could be READY.
+    fn none_is_wanted(&mut self, farewells: &[(String, bool)], now: Moment) {
+        if let Some((reason, _)) = farewells.iter().find(|(_, lost)| *lost) {
+            let text = format!("the scheduler that its workers had joined is lost: {reason}");
+            let cause = Cause { scheduler_lost: true, ..Cause::of_cluster(text) };
+            return self.begin_end_and_settle(Outcome::Failed(cause), now);
+        }
+        if let Some((reason, _)) = farewells.first() {
+            self.from_elsewhere = true;
+            let text = format!("its workers are not wanted any more: {reason}");
+            self.state.notes.push(text.clone());
+            self.record(now, None, What::Note { text });
+        }
+        self.begin_end_and_settle(Outcome::Stopped { degraded: None }, now);
     }
 
     fn begin_end_and_settle(&mut self, outcome: Outcome, now: Moment) {

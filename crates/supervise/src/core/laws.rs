@@ -102,8 +102,9 @@ impl World {
             Happening::Fail(slot) => {
                 living(self, slot).map(|key| said(key, Status::Failed { reason: "r".to_owned() }))
             }
-            Happening::Leave(slot, then) => living(self, slot)
-                .map(|key| said(key, Status::Leaving { then, reason: "r".to_owned() })),
+            Happening::Leave(slot, then) => living(self, slot).map(|key| {
+                said(key, Status::Leaving { then, reason: "r".to_owned(), lost: false })
+            }),
             Happening::Die(slot, exit) => living(self, slot).map(|key| Event::Exited {
                 key,
                 exit,

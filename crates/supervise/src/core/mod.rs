@@ -11,6 +11,7 @@
 mod deaths;
 mod ending;
 mod event;
+mod joined;
 #[cfg(test)]
 mod laws;
 mod liveness;
@@ -76,6 +77,8 @@ pub(super) struct Core {
     lasting: BTreeMap<Subject, String>,
     /// The outcome, once the end has begun.
     ending: Option<Outcome>,
+    /// Whether a scheduler elsewhere has ended it.
+    from_elsewhere: bool,
     over: bool,
     next_key: u64,
     began: SystemTime,
@@ -118,6 +121,7 @@ impl Core {
             guardian: Liveness::default(),
             lasting: BTreeMap::new(),
             ending: None,
+            from_elsewhere: false,
             over: false,
             next_key: 0,
             began,
@@ -194,6 +198,11 @@ impl Core {
     /// The percentage of its memory limit at which a slot's process is killed; `None` for never.
     pub(super) fn kill_percent(&self, slot: SlotNumber) -> Option<f64> {
         self.slots.get(slot)?.kill_percent
+    }
+
+    /// Whether a scheduler elsewhere has ended the cluster.
+    pub(super) fn ended_from_elsewhere(&self) -> bool {
+        self.from_elsewhere
     }
 
     /// The slot with this name.
@@ -346,10 +355,13 @@ impl Core {
                 slot.shown.notes.push(text.clone());
                 self.record(now, Some(number), What::Note { text });
             }
-            Status::Leaving { then, reason } => {
+            Status::Joined { worker } => self.joined(worker, now),
+            Status::Parted { name, lost, reason } => self.parted(&name, lost, &reason, now),
+            Status::Leaving { then, reason, lost } => {
                 // One that has not started when the cluster does has failed to.
                 let counts = slot.ready.is_some() || !self.state.state.is_first();
                 slot.leaving = counts.then_some(then);
+                slot.farewell = counts.then(|| (reason.clone(), lost));
                 self.record(now, Some(number), What::Note { text: format!("leaves: {reason}") });
             }
             Status::Failed { reason } => {

@@ -69,6 +69,8 @@ pub(super) struct Slot {
     pub(super) blame: Option<String>,
     /// What is to follow its end, as reported by the process, if someone else asked it to end.
     pub(super) leaving: Option<AfterLeaving>,
+    /// Why that was, and whether it is for want of the scheduler that it had joined.
+    pub(super) farewell: Option<(String, bool)>,
     /// When it left because it was not wanted any more.
     pub(super) rested: Option<Moment>,
     /// Earliest time of its next start.
@@ -112,6 +114,7 @@ impl Slot {
             then: AfterStop::CountAsDeath,
             blame: None,
             leaving: None,
+            farewell: None,
             not_before: Moment::ZERO,
             gpu_pending: false,
             recent: VecDeque::new(),
@@ -153,6 +156,7 @@ impl Slot {
         self.then = AfterStop::CountAsDeath;
         self.blame = None;
         self.leaving = None;
+        self.farewell = None;
         self.cause = None;
         self.liveness = Liveness::default();
         self.shown.state = ProcessPhase::Starting;

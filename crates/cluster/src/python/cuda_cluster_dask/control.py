@@ -3,6 +3,8 @@
 Without a supervisor (a process started by hand) nobody answers, which is None.
 """
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
@@ -14,6 +16,13 @@ PATIENCE = 5  # Seconds; the supervisor answers within milliseconds.
 LOOKS, LOOK_AGAIN = 20, 0.05  # Seconds.
 
 
+class Gpu(TypedDict):
+    """What is read here of a process's GPU."""
+
+    index: int
+    pci: str | None
+
+
 class Process(TypedDict):
     """What is read here of a process's state."""
 
@@ -21,20 +30,43 @@ class Process(TypedDict):
     state: str
     pid: int | None
     address: str | None
+    gpu: Gpu | None
+    cpus: str | None
+    mems: str | None
 
 
 class State(TypedDict):
     """What is read here of a cluster's state; without a scheduler, that is elsewhere."""
 
+    name: str
     state: str
     scheduler: Process | None
     workers: list[Process]
+
+
+class PlannedWorker(TypedDict):
+    """What is read here of a worker's plan."""
+
+    name: str
+    nics: list[str]
+
+
+class Plan(TypedDict):
+    """What is read here of a cluster's plan."""
+
+    workers: list[PlannedWorker]
 
 
 async def state() -> State | None:
     """The cluster's state, as `ps -o json` shows it, or None."""
     answer = await _ask("GET", "/v1/state")
     return None if answer is None else cast(State, json.loads(answer))
+
+
+async def plan() -> Plan | None:
+    """The cluster's plan, or None."""
+    answer = await _ask("GET", "/v1/plan")
+    return None if answer is None else cast(Plan, json.loads(answer))
 
 
 async def restart(process: str) -> None:

@@ -58,7 +58,7 @@ SEEN = {
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
         "extensions",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
-        "state data monitor memory_manager",
+        "state data monitor memory_manager startup_information",
         "distributed.active_memory_manager": "RetireWorker",
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
@@ -74,7 +74,7 @@ SEEN = {
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
         "distributed.scheduler.TaskState": "who_has",
-        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what",
+        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra",
         "distributed.spill": "SpillBuffer",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
         "distributed.utils": "format_dashboard_link get_ip_interface import_term",
@@ -92,6 +92,12 @@ LIFETIME = "worker-lifetime-reached"
 
 # Why it closes one that the scheduler has removed: it was told so, or its heartbeat found out first.
 REMOVED = ("scheduler-remove-worker", "worker-heartbeat-missing")
+
+#: What it means that a worker is closed so.
+IN_WORDS = {
+    CLUSTER_ENDS: "the scheduler at {} ended",
+    "scheduler-close-worker": "the scheduler at {} closed the worker",
+}
 
 #: How a nanny tells the scheduler of itself, and where in the answer the plugins are that it is to run.
 REGISTER_NANNY, NANNY_PLUGINS = "register_nanny", "nanny-plugins"

@@ -21,6 +21,7 @@ from cuda_cluster_dask import (
     control,
     dashboard,
     internals,
+    joined,
     kept_ports,
     ports,
     process,
@@ -49,6 +50,7 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         for copy in copies:
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
+        scheduler.add_plugin(joined.Watch(status))
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cuda_cluster_fork.pipe import Pipe
 
@@ -84,6 +84,14 @@ class Status(Pipe):
     def dashboard(self, link: str) -> None:
         self._tell(status="dashboard", link=link)
 
-    def leaving(self, then: Then, reason: str | None) -> None:
-        """What is to follow; the exit status is to be 0."""
-        self._tell(status="leaving", then=then, reason=reason)
+    def joined(self, worker: dict[str, Any]) -> None:
+        """A worker from elsewhere has joined this scheduler."""
+        self._tell(status="joined", worker=worker)
+
+    def parted(self, name: str, lost: bool, reason: str) -> None:
+        """A worker from elsewhere is not this scheduler's any more."""
+        self._tell(status="parted", name=name, lost=lost, reason=reason)
+
+    def leaving(self, then: Then, reason: str | None, lost: bool = False) -> None:
+        """What is to follow; the exit status is to be 0. `lost`: for want of a scheduler."""
+        self._tell(status="leaving", then=then, reason=reason, lost=lost)

@@ -20,6 +20,8 @@ from cuda_cluster_dask import (
     control,
     dashboard,
     gpu,
+    internals,
+    joined,
     lanes,
     measure,
     ports,
@@ -76,7 +78,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     except StartFailure as failure:
         if not comes_back:
             raise
-        status.leaving("rest", str(failure))
+        status.leaving("rest", str(failure), lost=True)
         return 0
     if settings["plan"]["preload"]:
         status.step("running " + ", ".join(settings["plan"]["preload"]))
@@ -103,6 +105,9 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         from cuda_cluster import comm
 
         worker.metrics["direct"] = comm.metrics
+    if settings["joins"]:
+        said = await joined.about()
+        worker.startup_information[joined.KEY] = lambda _: said
     nanny.adopt(worker)
     storage.heed(worker)
     status.step("registering with the scheduler")
@@ -137,7 +142,8 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     then = worker.then()
     if then is None:
         return 1
-    status.leaving(then, worker.reason)
+    reason = worker.reason or ""
+    status.leaving(then, internals.IN_WORDS.get(reason, reason).format(worker.scheduler.address))
     return 0
 
 

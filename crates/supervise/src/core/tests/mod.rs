@@ -2,6 +2,7 @@
 //!
 //! *Invariant:* time passes only where a test says so.
 
+mod joined;
 mod liveness;
 mod restarts;
 mod stalls;
@@ -291,7 +292,10 @@ fn a_scheduler_may_end_the_cluster_instead() {
 
 fn leaves(world: &mut World, slot: usize, then: AfterLeaving) {
     let key = world.key(slot);
-    world.tell(Event::Said { key, status: Status::Leaving { then, reason: "asked".to_owned() } });
+    world.tell(Event::Said {
+        key,
+        status: Status::Leaving { then, reason: "asked".to_owned(), lost: false },
+    });
     world.die(slot, Exit::status(0));
 }
 
@@ -316,15 +320,6 @@ fn who_is_retired_rests_and_a_scheduler_can_end_its_cluster() {
     leaves(&mut world, 0, AfterLeaving::EndCluster);
     world.die(1, Exit::status(0));
     assert!(matches!(world.outcome, Some(Outcome::Stopped { degraded: None })));
-}
-
-#[test]
-fn workers_that_a_scheduler_elsewhere_lets_go_end_their_cluster() {
-    let mut world = up(launch(false, 2, false));
-    leaves(&mut world, 0, AfterLeaving::Rest);
-    assert_eq!(world.phase(), ClusterPhase::Ready);
-    leaves(&mut world, 1, AfterLeaving::Rest);
-    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }));
 }
 
 #[test]

@@ -1,0 +1,98 @@
+"""Workers of other machines: what they say of themselves when they register, and what the scheduler's
+supervisor is told of them.
+
+*Invariant:* a worker of the scheduler's own supervisor is not told of, which knows it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, TypedDict
+
+from distributed import Scheduler, SchedulerPlugin
+
+from cuda_cluster_dask import control
+from cuda_cluster_dask.status import Status
+
+#: Where it stands in what a worker tells at its registration.
+KEY = "cuda_cluster"
+
+#: How the identifiers of `Scheduler.remove_worker` begin, with what they mean and whether somebody
+#: wished it.
+REASONS = {
+    "retire-workers": (True, "it was retired"),
+    "handle-worker-cleanup": (False, "its connection broke"),
+    "check-worker-ttl": (False, "it was silent for longer than distributed.scheduler.worker-ttl"),
+    "worker-ttl": (False, "it was silent for longer than distributed.scheduler.worker-ttl"),
+    "worker-lifetime": (True, "its lifetime was over"),
+    "nanny": (True, "it starts again"),
+    "restart": (True, "it was restarted"),
+}
+
+
+class About(TypedDict, total=False):
+    """What a worker says of itself (`wire::status::JoinedWorker` in Rust)."""
+
+    host: str
+    cluster: str
+    process: str
+    gpu: int
+    pci: str
+    cpus: str
+    mems: str
+    nics: list[str]
+
+
+async def about() -> About:
+    """What this process's supervisor knows of it; only its host if nobody answers."""
+    said: About = {"host": socket.gethostname()}
+    name = os.environ.get(control.PROCESS, "")
+    state, plan = await control.state(), await control.plan()
+    own = next((one for one in state["workers"] if one["name"] == name), None) if state else None
+    if state is None or own is None:
+        return said
+    said |= {"cluster": state["name"], "process": name}
+    if (gpu := own["gpu"]) is not None:
+        said["gpu"] = gpu["index"]
+        if gpu["pci"] is not None:
+            said["pci"] = gpu["pci"]
+    if own["cpus"] is not None:
+        said["cpus"] = own["cpus"]
+    if own["mems"] is not None:
+        said["mems"] = own["mems"]
+    planned = next((one for one in plan["workers"] if one["name"] == name), None) if plan else None
+    if planned is not None:
+        said["nics"] = planned["nics"]
+    return said
+
+
+class Watch(SchedulerPlugin):
+    """Tells of those that come and go."""
+
+    name = "cuda-cluster-joined"
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._there: dict[str, str] = {}
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        known = scheduler.workers[worker]
+        said = known.extra.get(KEY)
+        if said is None and known.nanny == worker:
+            return  # Its supervisor is this one's.
+        self._there[worker] = str(known.name)
+        said = said if isinstance(said, dict) else {}
+        self._status.joined({"host": known.host, **said, "name": str(known.name), "address": worker})
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **known: Any) -> None:
+        name = self._there.pop(worker, None)
+        if name is not None:
+            wished, reason = why(str(known.get("stimulus_id", "")))
+            self._status.parted(name, not wished, reason)
+
+
+def why(stimulus: str) -> tuple[bool, str]:
+    """Whether somebody wished that a worker was removed, and why it was."""
+    known = (told for begin, told in REASONS.items() if stimulus.startswith(begin))
+    return next(known, (True, f"it was removed ({stimulus or 'nobody says why'})"))
