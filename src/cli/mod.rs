@@ -16,6 +16,7 @@ mod exec;
 mod explain;
 mod failure;
 mod flags;
+mod gathering;
 mod heat;
 mod input;
 mod logs;

@@ -159,6 +159,52 @@ def test_the_script_for_one_node_runs_a_cluster_on_the_jobs_gpus(run, tmp_path):
     assert "cluster: stopped" in output.read_text()
 
 
+#: A step in which all tasks run the same command, and the job's state in Slurm's accounts.
+TOGETHER = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2
+exec srun --cpu-bind=none cuda-cluster up --engine dask --join auto --interface lo "$@"
+"""
+
+
+@pytest.mark.parametrize("end", ["scancel", TIME_LIMIT])
+def test_one_command_for_all_nodes_makes_one_cluster_which_the_first_shows(end, run, tmp_path):
+    script = tmp_path / "together.sh"
+    script.write_text(TOGETHER)
+    look = tmp_path / "look.py"
+    look.write_text(
+        """if True:
+        import glob, json, os, subprocess, sys
+        from distributed import Client
+        job = os.environ["job"]
+        [file] = glob.glob(f"cuda-cluster-{job}-*.json")
+        with Client(scheduler_file=file) as client:
+            client.wait_for_workers(4, timeout=60)
+            nodes = client.run(lambda: os.environ["SLURMD_NODENAME"])
+        ps = ["cuda-cluster", "ps", f"job-{job}-0-0", "-o", "json"]
+        state = json.loads(subprocess.run(ps, capture_output=True, check=True).stdout)
+        joined = [[one["cluster"] == f"job-{job}-0-1", one["gpu"], one["state"]] for one in state["joined"]]
+        print(json.dumps([sorted(nodes.values()), sorted(joined)]))
+        """
+    )
+    output = tmp_path / "job.log"
+    holds = f"ls cuda-cluster-$job-*.json && python {look}"
+    found = job(run, output, end, holds, script, "--python", sys.executable)
+    nodes = [name for name in stand_in.NODES for _ in range(2)]
+    joined = [[True, gpu, "ready"] for gpu in range(2)]
+    assert json.loads(found.splitlines()[-1]) == [nodes, joined]
+    assert not list(tmp_path.glob("cuda-cluster-*.json")), "the scheduler's file goes with it"
+    assert output.read_text().count("cluster: stopped") == 2
+
+
+def test_a_batch_script_is_no_task_and_several_tasks_of_a_node_are_refused(run, tmp_path):
+    up = "cuda-cluster up --engine dask --join auto --dry-run"
+    said = run("sbatch", "--wait", "--nodes=2", f"--output={tmp_path}/said.txt", "--wrap", f"{up}; true")
+    assert "Submitted" in said
+    assert "not a task of the job, but its script" in (tmp_path / "said.txt").read_text()
+    said = run("bash", "-c", f"srun --nodes=1 --ntasks=2 --overcommit {up} 2>&1 || true")
+    assert said.count("one of 2 tasks of this machine, which would share its GPUs") == 2
+
+
 @pytest.mark.parametrize("end", ["scancel", TIME_LIMIT])
 def test_the_script_for_several_nodes_runs_one_dask_cluster(end, run, tmp_path):
     file = tmp_path / "scheduler.json"

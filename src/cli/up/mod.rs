@@ -23,7 +23,7 @@ use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::{self, ServiceManager};
 use super::signals::Signals;
-use super::{audit, doctor, output, plan, reach, screen, source, verify};
+use super::{audit, doctor, gathering, output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
@@ -104,6 +104,7 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
         }
         None => {
             let mut request = arguments.asked.request()?;
+            gathering::settle(&mut request, !arguments.dry_run)?;
             if arguments.dry_run {
                 return arguments.show(&plan::planned(&request)?);
             }

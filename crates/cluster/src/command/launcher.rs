@@ -190,7 +190,7 @@ fn port(of: &dyn Fn(&str) -> Option<String>) -> Option<u64> {
 }
 
 /// The number of tasks on a node, from Slurm's `4(x2),3`.
-fn tasks_of_node(list: &str, node: usize) -> Option<u32> {
+pub(super) fn tasks_of_node(list: &str, node: usize) -> Option<u32> {
     let mut passed = 0usize;
     for part in list.split(',') {
         let (tasks, nodes) = match part.split_once("(x") {

@@ -6,11 +6,13 @@
 //! local rank.
 
 pub(crate) mod devices;
+mod gathering;
 mod launcher;
 mod meeting;
 mod pmix;
 mod rendezvous;
 
+pub use gathering::{Gathering, GatheringError, gathering};
 pub use launcher::told_by_launcher;
 pub(crate) use meeting::{Meeting, MeetingError};
 pub(crate) use pmix::SHARED_MEMORY;

@@ -421,7 +421,8 @@ flags! {
         dask.python: Path "python" "PATH";
         /// How worker processes are started: fork, spawn
         dask.start_method: Text "start-method" "HOW";
-        /// Scheduler to join instead of starting one: an address or a scheduler file
+        /// Scheduler to join instead of starting one: an address, a scheduler file, or 'auto':
+        /// under srun, mpiexec, flux or pbsdsh the first task has it, and the others join
         dask.join: Text "join" "ADDRESS";
     }
 }

@@ -277,7 +277,10 @@ section! {
         python: String,
         /// `fork` (one Python imports once and forks) or `spawn`. Default: `fork`.
         start_method: String,
-        /// Address of a scheduler to join, instead of starting one.
+        /// Address of a scheduler to join, instead of starting one, or its file; `auto`: among the
+        /// tasks of Slurm, PBS, MPI or Flux, one a machine, the first has the scheduler and the
+        /// others join it by `scheduler.file` (by default a file of the job in the working
+        /// directory), which all machines have to share.
         join: String,
         /// Modules imported before the fork.
         pre_import: Vec<String>,

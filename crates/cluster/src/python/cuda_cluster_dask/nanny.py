@@ -81,12 +81,14 @@ class Nanny:
             pass  # The worker's own connection tells what is the matter.
 
     async def _connect(self) -> Comm:
-        if self.scheduler_addr is None and self._scheduler_file is not None:
-            self.scheduler_addr = await _read_address(self._scheduler_file)
-        self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
         while True:
+            # One that has come back may listen elsewhere, and a file may be that of an earlier one.
+            if self._scheduler_file is not None:
+                self.scheduler_addr = await _read_address(self._scheduler_file)
             try:
-                return await connect(self.scheduler_addr, **self.connection_args)
+                comm = await connect(self.scheduler_addr, **self.connection_args)
+                self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
+                return comm
             except OSError:
                 logger.info("Waiting to connect to: %26s", self.scheduler_addr)
                 await asyncio.sleep(LOOK_AGAIN)

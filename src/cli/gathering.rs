@@ -1,0 +1,80 @@
+//! `up --join auto`: one Dask cluster of all processes that a batch system has started, one on each
+//! machine.
+//!
+//! *Invariant:* they meet at a file that is this job's alone, unless the user has named one.
+
+use std::path::PathBuf;
+
+use super::failure::{Exit, Failure};
+use super::output;
+use crate::cluster::command::{Gathering, gathering};
+use crate::spec::Request;
+
+/// What `dask.join` says for it.
+const AUTO: &str = "auto";
+
+/// Has this process's request start the scheduler, or join it, if that is to follow from the
+/// environment.
+///
+/// The first `begins` by removing a file that an earlier job has left.
+pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure> {
+    if request.spec.dask.join.as_deref() != Some(AUTO) {
+        return Ok(());
+    }
+    let found = gathering(|name| std::env::var(name).ok());
+    let Gathering { rank, size, job } = found.map_err(|error| {
+        let hint = error.hint();
+        Failure::new(Exit::Usage, error).hint(hint)
+    })?;
+    let spec = &mut request.spec;
+    let place = match spec.scheduler.file.take() {
+        Some(file) => PathBuf::from(file),
+        None => {
+            let here = std::env::current_dir().map_err(|error| Failure::new(Exit::Usage, error))?;
+            here.join(format!("cuda-cluster-{job}.json"))
+        }
+    };
+    let file = place.display().to_string();
+    if spec.name.is_none() {
+        // Names have a limit, and a job's may be long.
+        let job: String = job.chars().take(24).collect();
+        spec.name = format!("job-{job}-{rank}").parse().ok();
+    }
+    if rank > 0 {
+        spec.dask.join = Some(file);
+        return Ok(());
+    }
+    spec.dask.join = None;
+    spec.scheduler.file = Some(file.clone());
+    if spec.scheduler.host.is_none() && spec.scheduler.interface.is_none() && size > 1 {
+        let Some(interface) = default_interface() else {
+            let error = anyhow::anyhow!("nothing says where the other machines reach this one");
+            let hint = "name the network interface that connects them: --interface ib0";
+            return Err(Failure::new(Exit::Usage, error).hint(hint));
+        };
+        output::note(&format!(
+            "the scheduler listens on {interface}, which leads to other networks; \
+             --interface names another one"
+        ));
+        spec.scheduler.interface = Some(interface);
+    }
+    if begins
+        && let Err(error) = std::fs::remove_file(&place)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        let error = anyhow::Error::new(error).context(format!("cannot replace {file}"));
+        return Err(Failure::new(Exit::Usage, error));
+    }
+    Ok(())
+}
+
+/// The interface of the default route over IPv4.
+fn default_interface() -> Option<String> {
+    let routes = std::fs::read_to_string("/proc/net/route").ok()?;
+    let words = |line: &str| -> Option<(String, String)> {
+        let mut words = line.split_ascii_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    let mut routes = routes.lines().skip(1).filter_map(words);
+    routes.find(|(_, to)| to == "00000000").map(|(interface, _)| interface)
+}
