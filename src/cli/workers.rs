@@ -9,7 +9,7 @@ use crate::dashboard::{Figures, ProcessFigures};
 use crate::plan::{Binding, EngineKind, Plan, WorkerPlan};
 use crate::probe::GpuGauges;
 use crate::supervise::record::What;
-use crate::supervise::state::Joined;
+use crate::supervise::state::{Joined, JoinedPhase};
 use crate::supervise::{ClusterState, ProcessPhase, ProcessState, Record, state};
 use crate::units::{HumanBytes, HumanSpan};
 use crate::wire::native::ALL_PAIRS;
@@ -168,6 +168,22 @@ fn gpu(planned: Option<&WorkerPlan>) -> String {
         Some(profile) => format!("{} {profile}", gpu.index),
         None => gpu.index.to_string(),
     }))
+}
+
+/// How many workers have joined the scheduler from elsewhere, and who was lost last.
+pub(super) fn who_joined(state: &ClusterState) -> Option<String> {
+    let there = state.joined.iter().filter(|one| one.state == JoinedPhase::Ready);
+    let hosts: BTreeSet<&str> = there.clone().map(|one| one.worker.host.as_str()).collect();
+    let lost = state.joined.iter().filter(|one| one.state == JoinedPhase::Lost);
+    let last = lost.clone().max_by(|a, b| a.since.cmp(&b.since)).map(|one| {
+        let (name, since) = (plain(&one.worker.name), state::time_of_day(&one.since));
+        format!("; {} lost, the last {name} at {since}", lost.count())
+    });
+    let (count, machines) = (there.count(), hosts.len());
+    let machines =
+        if machines == 1 { "1 machine".to_owned() } else { format!("{machines} machines") };
+    let text = || format!("joined: {count} of {machines}{}", last.unwrap_or_default());
+    (!state.joined.is_empty()).then(text)
 }
 
 /// The workers that have joined the scheduler from elsewhere, as a table.

@@ -279,7 +279,7 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
 }
 
 #[test]
-fn the_links_of_dasks_workers_are_verified_by_a_click() {
+fn the_links_of_dasks_workers_are_verified_by_a_click_and_those_who_joined_are_shown() {
     let Some(browser) = Browser::start().filter(|_| packages()) else { return };
     let sandbox = Sandbox::new();
     let path = python();
@@ -294,9 +294,30 @@ fn the_links_of_dasks_workers_are_verified_by_a_click() {
     browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 2");
     browser.click("#verify");
     browser.wait_for("/^2 of 2 ok/.test(document.querySelector('#pairs-answer').textContent)");
+    let shown = "!document.querySelector('#joined').hidden";
+    assert_eq!(browser.script(&format!("return {shown}")), false, "nobody has joined");
+    let file = sandbox.state("dask")["run_directory"].as_str().expect("a path").to_owned();
+    let join = ["--join", &format!("{file}/scheduler.json"), "--name", "guests"];
+    let up = sandbox.run(&[&what[..], &dask[..4], &dask[6..], &join].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let rows =
+        |class: &str| format!("document.querySelectorAll('#joined-table tr.{class}').length");
+    browser.wait_for(&format!("{shown} && {} === 2", rows("good")));
     browser.picture("dask-390-light");
     browser.look_like(1440, "dark");
     browser.picture("dask-1440-dark");
+    let pid = sandbox.state("guests")["workers"][0]["pid"].as_u64().expect("a pid");
+    sandbox.signal(pid, Signal::SIGKILL);
+    let lost = "[...document.querySelectorAll('#events li')].some((one) => \
+                /guests-gpu0 of .* is lost: its connection broke/.test(one.textContent))";
+    browser.wait_for(lost);
+    // Its own supervisor starts it again.
+    browser.wait_for(&format!("{} === 2", rows("good")));
+    down(&sandbox, "guests");
+    let left = "[...document.querySelectorAll('#joined-table tbody tr')].every((row) => \
+                /left: it was retired/.test(row.textContent))";
+    browser.wait_for(left);
+    browser.picture("dask-left-1440-dark");
     assert_eq!(browser.errors(), Vec::<String>::new());
     down(&sandbox, "dask");
 }

@@ -176,6 +176,7 @@ impl View<'_> {
         if !nics.is_empty() {
             lines.push(Line::from(format!("NICs: {}", nics.join("; "))));
         }
+        lines.extend(workers::who_joined(state).map(Line::from));
         let mut troubles = workers::troubles(state);
         let more = (lines.len() + troubles.len()).saturating_sub(REMARKS);
         if more > 0 {

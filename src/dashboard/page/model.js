@@ -232,6 +232,10 @@ export function sentence(record) {
     case "regrouping": return `all ranks are started again together (${record.restart} of ${record.limit})`;
     case "replaced": return record.by ? `replaced by ${record.by}` : "left out: the job has one rank less";
     case "failed": return `failed: ${record.reason}`;
+    case "joined": return `${record.worker.name} of ${record.worker.host} has joined`;
+    case "parted": return `${record.name} of ${record.host} ${record.lost ? "is lost" : "has left"}: ${record.reason}`;
+    case "stalled": return record.text;
+    case "goes_on": return "its processes go on";
     case "note": return record.text;
     default: return record.event;
   }

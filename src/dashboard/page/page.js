@@ -139,6 +139,7 @@ function draw() {
     head(state);
     machine.update(model);
     workers();
+    joined(state);
     pairs();
     charts.update(model);
     details.update(model);
@@ -215,6 +216,32 @@ function workers() {
   }
 }
 
+const JOINED = [
+  ["Worker", (one) => one.name],
+  ["State", (one) => `${{ ready: "● READY", lost: "✕ lost", left: "■ left" }[one.state]}${one.reason ? `: ${one.reason}` : ""}`],
+  ["Machine", (one) => one.host],
+  ["Cluster", (one) => one.cluster ?? "–"],
+  ["GPU", (one) => one.gpu ?? "–"],
+  ["CPUs", (one) => one.cpus ?? "–", "wide"],
+  ["NIC", (one) => one.nics?.join(",") || "–", "wide"],
+  ["Since", (one) => clock(one.since)],
+];
+
+function joined(state) {
+  const all = state.joined ?? [];
+  $("joined").hidden = !all.length;
+  const table = $("joined-table");
+  if (table.dataset.key === JSON.stringify(all)) return;
+  table.dataset.key = JSON.stringify(all);
+  const there = all.filter((one) => one.state === "ready");
+  const [lost, machines] = [all.filter((one) => one.state === "lost").length, new Set(there.map((one) => one.host)).size];
+  set($("joined-facts"), "textContent", [there.length ? `${there.length} of ${machines} machine${machines === 1 ? "" : "s"}` : "none is there", lost ? `${lost} lost` : null].filter(Boolean).join(" · "));
+  const tone = { ready: "good", lost: "bad" };
+  table.replaceChildren(
+    h("thead", {}, h("tr", {}, JOINED.map(([heading, , kind]) => h("th", { scope: "col", class: kind }, heading)))),
+    h("tbody", {}, all.map((one) => h("tr", { class: tone[one.state] }, JOINED.map(([, cell, kind], at) => h(at ? "td" : "th", { scope: at ? null : "row", class: kind }, String(cell(one))))))));
+}
+
 function pairs() {
   matrix.update(model);
   set($("pairs-answer"), "textContent", model.answer);
@@ -227,7 +254,7 @@ function events() {
   if (list.dataset.key === count) return;
   list.dataset.key = count;
   const told = model.records.filter((record) => record.event !== "step").slice(-300).reverse();
-  const bad = (record) => isDeath(record) || ["failed", "not_answering", "killed"].includes(record.event);
+  const bad = (record) => isDeath(record) || ["failed", "not_answering", "killed", "stalled"].includes(record.event) || record.lost;
   list.replaceChildren(...told.map((record) => h("li", { class: bad(record) ? "bad" : record.event === "ready" ? "good" : "" },
     h("time", { datetime: record.at }, clock(record.at)), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
 }
