@@ -312,6 +312,9 @@ fn the_links_of_dasks_workers_are_verified_by_a_click_and_those_who_joined_are_s
                 /guests-gpu0 of .* is lost: its connection broke/.test(one.textContent))";
     browser.wait_for(lost);
     // Its own supervisor starts it again.
+    let back = "[...document.querySelectorAll('#events li')].filter((one) => \
+                /guests-gpu0 of .* has joined/.test(one.textContent)).length === 2";
+    browser.wait_for(back);
     browser.wait_for(&format!("{} === 2", rows("good")));
     down(&sandbox, "guests");
     let left = "[...document.querySelectorAll('#joined-table tbody tr')].every((row) => \
