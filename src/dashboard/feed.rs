@@ -17,13 +17,16 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::measure::{Figures, Meter, processes_of};
-use crate::cluster::{self, Client, Control, FindError, Lines, Paths, recorded_machine};
+use crate::cluster::{
+    self, Client, Control, FindError, Lines, Paths, recorded_audit, recorded_machine,
+};
 use crate::ids::ClusterName;
 use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessState};
 use crate::topology::Topology;
 use crate::wire::links;
 use crate::wire::tasks::Overview;
+use cuda_cluster_why::audit::Audit;
 
 /// Time between two readings of the figures for pages.
 const FIGURES_EVERY: Duration = Duration::from_secs(2);
@@ -215,6 +218,11 @@ impl Subject {
         Self { machine: recorded_machine(paths).filter(|_| !simulated), plan }
     }
 
+    /// Whether the bytes between the processes are counted.
+    fn is_audited(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.supervision.audit)
+    }
+
     fn is_native(&self) -> bool {
         self.plan.as_ref().is_some_and(|plan| matches!(plan.engine, EnginePlan::Native(_)))
     }
@@ -326,6 +334,7 @@ impl Feeder {
                     }
                     self.feed.tell_figures(&figures);
                 }
+                self.tell_audit();
                 figures_at = now + self.feed.figures_every;
             }
             tokio::select! {
@@ -377,6 +386,18 @@ impl Feeder {
                 self.feed.tell("end", &json!({ "text": "it was stopped" }));
                 false
             }
+        }
+    }
+
+    /// Tells which wires the bytes took, if they are counted.
+    fn tell_audit(&self) {
+        let paths = self.subject.is_audited().then(|| Paths::of(&self.feed.name));
+        if let Some(audit) = paths.as_ref().and_then(recorded_audit) {
+            let Audit { ms, findings, causes, unseen, .. } = &audit;
+            let lines = audit.lines();
+            let told = json!({ "ms": ms, "lines": lines, "findings": findings, "causes": causes,
+                               "unseen": unseen });
+            self.feed.tell("audit", &told);
         }
     }
 

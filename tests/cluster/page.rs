@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::browser::Browser;
 use super::dashboard::{EIGHT, Served, down};
-use super::packages::{packages, python};
+use super::packages::{self, packages, python};
 use super::sandbox::{Sandbox, eventually};
 
 /// Brings up eight workers and shows them.
@@ -323,6 +323,43 @@ fn the_links_of_dasks_workers_are_verified_by_a_click_and_those_who_joined_are_s
     browser.picture("dask-left-1440-dark");
     assert_eq!(browser.errors(), Vec::<String>::new());
     down(&sandbox, "dask");
+}
+
+#[test]
+fn which_wires_the_bytes_took_is_on_the_page_where_they_are_counted() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let folder = sandbox.runtime().join("ring");
+    std::fs::create_dir(&folder).expect("a folder");
+    let program = packages::root().join("tests/python/ring.py");
+    let what =
+        ["run", "--topology", "dgx-h100", "--simulate", "-n", "2", "--audit", "--name", "ring"];
+    let rank = ["--", "python3", program.to_str().expect("a path"), "8000000"];
+    let place = [folder.to_str().expect("a path")];
+    let run = sandbox.spawn(&[&what[..], &rank, &place].concat());
+    eventually("ranks", Duration::from_secs(60), || {
+        sandbox.try_state("ring").is_some_and(|state| state["state"] == "ready")
+    });
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&served.link);
+    let told = |text: &str| {
+        format!(
+            "!document.querySelector('#wires').hidden && \
+             [...document.querySelectorAll('#wires-list li')].some((one) => \
+             one.textContent === '{text}')"
+        )
+    };
+    browser.wait_for(&told("TCP: gpu0 → gpu1: 7.6 MiB (NV18)"));
+    browser.wait_for(&told("TCP: gpu1 → gpu0: 7.6 MiB (NV18)"));
+    browser.picture("wires-1440-light");
+    assert_eq!(browser.errors(), [""; 0]);
+    std::fs::write(folder.join("end"), "").expect("written");
+    let said = run.wait();
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stderr.contains("TCP: gpu0 → gpu1: 7.6 MiB (NV18)"), "{said}");
+    served.end();
+    sandbox.assert_nothing_is_left();
 }
 
 #[test]

@@ -14,6 +14,7 @@ export class Model {
     this.figures = [];
     this.records = [];
     this.verification = null;
+    this.audit = null;
     this.end = null;
     this.silent = null;
     this.lost = false;

@@ -121,6 +121,7 @@ function listen(mine) {
   on("lanes", (lanes) => mine.setLanes(lanes));
   on("figures", (figures) => mine.addFigures(figures));
   on("event", (record) => mine.addRecord(record, true));
+  on("audit", (audit) => { mine.audit = audit; });
   on("verification", (verification) => mine.setVerification(verification));
   on("silent", ({ text }) => { mine.silent = text; });
   on("end", ({ text }) => { mine.end = text; });
@@ -140,6 +141,7 @@ function draw() {
     machine.update(model);
     workers();
     joined(state);
+    wires();
     pairs();
     charts.update(model);
     details.update(model);
@@ -240,6 +242,22 @@ function joined(state) {
   table.replaceChildren(
     h("thead", {}, h("tr", {}, JOINED.map(([heading, , kind]) => h("th", { scope: "col", class: kind }, heading)))),
     h("tbody", {}, all.map((one) => h("tr", { class: tone[one.state] }, JOINED.map(([, cell, kind], at) => h(at ? "td" : "th", { scope: at ? null : "row", class: kind }, String(cell(one))))))));
+}
+
+function wires() {
+  const audit = model.audit;
+  $("wires").hidden = !audit;
+  if (!audit) return;
+  set($("wires-facts"), "textContent", `in ${span(audit.ms)}`);
+  const list = $("wires-list");
+  const key = JSON.stringify(audit);
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  list.replaceChildren(
+    ...audit.findings.map(({ text }) => h("li", { class: "bad" }, "✕ ", text)),
+    ...audit.causes.map(({ text, line }) => h("li", {}, text, h("br"), h("code", { class: "muted" }, line))),
+    ...audit.lines.map((line) => h("li", {}, line)),
+    ...audit.unseen.map((what) => h("li", { class: "muted" }, `not seen: ${what}`)));
 }
 
 function pairs() {
