@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use super::failure::{Exit, Failure};
+use super::flags::keys::in_flags;
 use super::output;
 use crate::cluster::command::{Gathering, gathering};
 use crate::spec::Request;
@@ -23,7 +24,7 @@ pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure>
     }
     let found = gathering(|name| std::env::var(name).ok());
     let Gathering { rank, size, job } = found.map_err(|error| {
-        let hint = error.hint();
+        let hint = in_flags(error.hint().to_owned());
         Failure::new(Exit::Usage, error).hint(hint)
     })?;
     let spec = &mut request.spec;

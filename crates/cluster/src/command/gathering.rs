@@ -43,13 +43,13 @@ impl GatheringError {
         match self {
             Self::Nobody => {
                 "start it with srun, mpiexec, flux run or pbsdsh, one task on each machine; or name \
-                 the scheduler: --join ADDRESS or --join FILE"
+                 the scheduler's address or its file in 'dask.join'"
             }
             Self::Script => {
                 "write srun before it: srun --ntasks-per-node=1 cuda-cluster up --join auto"
             }
             Self::Several { .. } => "start one task on each machine (--ntasks-per-node=1, -ppn 1)",
-            Self::Odd { .. } => "name the scheduler: --join ADDRESS or --join FILE",
+            Self::Odd { .. } => "name the scheduler's address or its file in 'dask.join'",
         }
     }
 }
