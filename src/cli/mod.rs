@@ -36,6 +36,7 @@ mod service_manager;
 mod signals;
 mod source;
 mod spec;
+mod standard_input;
 mod top;
 mod topo;
 mod up;

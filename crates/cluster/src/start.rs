@@ -17,7 +17,7 @@ use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
-use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_supervise::{Input, Launch, Meet, Options, OutputPipe, StartError, Supervisor};
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
 const THREADS_EACH: u64 = 5;
@@ -129,7 +129,7 @@ impl UpError {
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
 /// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
-/// of a run's ranks also goes to `output`. Must be called inside a tokio runtime, in a process
+/// of a run's ranks also goes to `output`, and one of them may have `input`. Must be called inside a tokio runtime, in a process
 /// without children of other origin, because the supervisor reaps all children.
 ///
 /// # Errors
@@ -138,6 +138,7 @@ pub async fn start(
     prepared: &Prepared,
     program: &Path,
     output: Option<OutputPipe>,
+    input: Option<Input>,
 ) -> Result<Supervisor, UpError> {
     let plan = &prepared.plan;
     let threads_each = match plan.engine {
@@ -168,6 +169,7 @@ pub async fn start(
     let options = Options {
         helper: program.to_owned(),
         output,
+        input,
         // Kept as long as the cluster: it serves the ranks.
         meeting: ranks.clone().map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.
