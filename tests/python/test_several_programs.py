@@ -104,20 +104,20 @@ def test_a_spec_has_the_programs_and_ps_logs_and_lines_name_them(tmp_path):
     wait = "echo begun; while [ ! -e enough ]; do sleep 0.1; done"
     argv = json.dumps(["sh", "-c", wait])
     text = f"{{name: trainer, workers: 1, argv: {argv}}}, {{name: rollout, workers: 1, argv: {argv}}}"
-    spec.write_text(f"version: 1\nname: named\ncommand: {{programs: [{text}]}}\n")
-    began = [*start("--prefix"), "-f", str(spec)]
+    spec.write_text(f"version: 1\ncommand: {{programs: [{text}]}}\n")
+    began = [*start("--prefix", "--name", "named"), "-f", str(spec)]
     with subprocess.Popen(began, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
         said = {running.stdout.readline() for _ in range(2)}
-        assert said == {"[trainer:gpu0] begun\n", "[rollout:gpu1] begun\n"}
-        seen = run(BUILT, "ps", "named")
-        assert re.search(r"^WORKER +PROGRAM", seen.stdout, re.M), seen.stdout
-        assert re.search(r"^gpu1 +rollout", seen.stdout, re.M), seen.stdout
-        state = json.loads(run(BUILT, "ps", "named", "-o", "json").stdout)
-        assert [worker["program"] for worker in state["workers"]] == ["trainer", "rollout"]
+        table = run(BUILT, "ps", "named")
+        state = run(BUILT, "ps", "named", "-o", "json").stdout
         logs = run(BUILT, "logs", "named").stdout.splitlines()
-        assert sorted(logs) == ["rollout:gpu1 begun", "trainer:gpu0 begun"], logs
         (tmp_path / "enough").touch()
     assert running.returncode == 0
+    assert said == {"[trainer:gpu0] begun\n", "[rollout:gpu1] begun\n"}
+    assert re.search(r"^WORKER +PROGRAM", table.stdout, re.M), table
+    assert re.search(r"^gpu1 +rollout", table.stdout, re.M), table
+    assert [one["program"] for one in json.loads(state)["workers"]] == ["trainer", "rollout"]
+    assert sorted(logs) == ["rollout:gpu1 begun", "trainer:gpu0 begun"], logs
 
 
 def test_a_rank_that_fails_ends_both_programs_and_is_named_with_its_own():
@@ -130,8 +130,13 @@ def test_a_rank_that_fails_ends_both_programs_and_is_named_with_its_own():
 
 
 def test_both_programs_start_again_together():
-    again = ["sh", "-c", 'test "$TORCHELASTIC_RESTART_COUNT" = 1 && exec echo "$RANK $ROLE_NAME $ROLE_RANK"; '
-                         'test "$RANK" = 2 && kill -9 $$; exec sleep 600']
+    script = """
+        test "$TORCHELASTIC_RESTART_COUNT" = 1 && exec echo "$RANK $ROLE_NAME $ROLE_RANK"
+        # When all are READY.
+        test "$RANK" = 2 && sleep 1 && kill -9 $$
+        exec sleep 600
+    """
+    again = ["sh", "-c", script]
     flags = [*programs(trainer=2, rollout=1), "--restarts", "1", "--name", "both"]
     said = run(*start(*flags), "--", *again, ":", *again)
     forget("both")
@@ -246,11 +251,14 @@ def test_what_is_typed_reaches_the_rank_and_ctrl_d_is_the_end():
     assert said.count("more\n") == 2, "typed, and written by the rank"
 
 
-def test_in_the_background_of_a_terminal_ranks_go_on_and_input_waits():
+def test_in_the_background_of_a_terminal_ranks_go_on_and_input_waits(tmp_path):
     ranks = "sh -c 'if [ $RANK = 0 ]; then read a; echo got $a; else echo works; fi'"
     job = " ".join([*start("-n", "2", "--stdin", "0"), "--", ranks])
-    script = f"set -m; {job} & sleep 0.2; echo shown; fg"
-    typed = [(b"works", b"late\n")]
-    code, said = terminal("/bin/bash", "-c", script, typed=typed)
+    script = f"""
+        set -m; cd {tmp_path}
+        {job} > out & for try in $(seq 300); do grep -q works out && break; sleep 0.1; done
+        grep -q works out && echo relayed; fg; cat out
+    """
+    code, said = terminal("/bin/bash", "-c", script, typed=[(b"relayed", b"late\n")])
     assert code == 0, said
-    assert "works" in said and "got late" in said, said
+    assert "got late" in said, said
