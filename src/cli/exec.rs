@@ -238,7 +238,8 @@ fn variables(place: &Place, prepared: &Prepared, worker: &WorkerPlan) -> BTreeMa
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = requested(&arguments.asked, &arguments.command, |_| ())?;
     if !request.spec.programs().is_empty() {
-        let error = anyhow::anyhow!("the launcher says what each rank runs, not 'command.programs'");
+        let error =
+            anyhow::anyhow!("the launcher says what each rank runs, not 'command.programs'");
         let hint = "write each program's command after 'cuda-cluster exec --' for the launcher";
         return Err(Failure::new(Exit::Usage, error).hint(hint));
     }

@@ -11,12 +11,10 @@ use super::failure::{Exit, Failure};
 use super::flags::{Asked, positive};
 use super::relay::Relay;
 use super::signals::Signals;
-use super::workers::sentence;
 use super::standard_input::{self, Reader};
+use super::workers::sentence;
 use super::{output, reach, screen, up};
-use crate::cluster::{
-    Detached, Lifetime, OutputForm, Prepared, RankInput, Report, Start, UpError,
-};
+use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, RankInput, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
@@ -30,8 +28,9 @@ use crate::wire::process;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 What ranks write is handed on byte for byte, of several ranks in whole lines. Their standard input
-is empty, but for that of the rank that --stdin names. Ctrl-C reaches them as SIGINT, SIGTERM as SIGTERM; a second signal kills them. Ctrl-Z
-stops only this command, and the ranks when nobody takes their output any more.
+is empty, but for that of the rank that --stdin names. Ctrl-C reaches them as SIGINT, SIGTERM as
+SIGTERM; a second signal kills them. Ctrl-Z stops only this command, and the ranks when nobody takes
+their output any more.
 
 Examples:
   cuda-cluster run --prefix -- python train.py
@@ -131,19 +130,21 @@ pub(super) fn requested(
     let mut wrong = None;
     asked
         .request_with(|spec| {
-        if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
-            output::note(&format!("--engine {engine} is ignored: this runs a program of yours"));
-        }
-        spec.engine = Some(EngineKind::Command);
-        let typed = || command.iter().map(|text| encoded(text)).collect();
-        match (&mut spec.command.programs, command) {
-            (_, []) => {}
-            (Some(programs), command) => share_out(command, programs, &mut wrong),
-            (None, _) => spec.command.argv = Some(typed()),
-        }
-        change(spec);
-    })
-    .and_then(|request| wrong.map_or(Ok(request), Err))
+            if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
+                output::note(&format!(
+                    "--engine {engine} is ignored: this runs a program of yours"
+                ));
+            }
+            spec.engine = Some(EngineKind::Command);
+            let typed = || command.iter().map(|text| encoded(text)).collect();
+            match (&mut spec.command.programs, command) {
+                (_, []) => {}
+                (Some(programs), command) => share_out(command, programs, &mut wrong),
+                (None, _) => spec.command.argv = Some(typed()),
+            }
+            change(spec);
+        })
+        .and_then(|request| wrong.map_or(Ok(request), Err))
 }
 
 /// Gives each program its command. Those that were typed are parted by a lone `:`.

@@ -1,8 +1,8 @@
 //! The standard input of `run`, which one rank may have.
 //!
-//! A rank reads a file or a pipe itself. A terminal is this command's: the ranks are in a session of
-//! their own, and the kernel would give them an error. So a thread reads it and hands it on; in the
-//! background, where a reader is stopped (SIGTTIN), it waits instead.
+//! A rank reads a file or a pipe itself. A terminal is this command's: the ranks are in a session
+//! of their own, and the kernel would give them an error. So a thread reads it and hands it on; in
+//! the background, where a reader is stopped (SIGTTIN), it waits instead.
 //!
 //! *Invariant:* what the rank reads is what was typed or written, in order, and its end is the end.
 
@@ -76,11 +76,7 @@ fn in_background() -> bool {
 }
 
 /// Copies until the end, and waits while `must_wait` and nothing can be read.
-fn copy(
-    from: &mut impl Read,
-    to: &mut impl Write,
-    must_wait: impl Fn() -> bool,
-) -> io::Result<()> {
+fn copy(from: &mut impl Read, to: &mut impl Write, must_wait: impl Fn() -> bool) -> io::Result<()> {
     let mut bytes = [0; 4096];
     loop {
         match from.read(&mut bytes) {

@@ -674,8 +674,7 @@ fn a_spare_runs_the_program_of_the_rank_whose_place_it_takes() {
 #[test]
 fn without_a_spare_a_program_goes_on_with_fewer_ranks_and_the_other_with_all() {
     let Some((said, lines)) = run_and_lose_a_gpu("0", true) else { return };
-    let told =
-        ["1 0/3 0,2,3 a:0/1 gpu0", "1 1/3 0,2,3 b:0/2 gpu2", "1 2/3 0,2,3 b:1/2 gpu3"];
+    let told = ["1 0/3 0,2,3 a:0/1 gpu0", "1 1/3 0,2,3 b:0/2 gpu2", "1 2/3 0,2,3 b:1/2 gpu3"];
     assert_eq!(lines, told, "{said}");
 }
 

@@ -86,7 +86,9 @@ def test_a_rank_finds_its_gpu_by_its_number_when_programs_take_gpus_out_of_order
     command = [*python(SHOWN, "a"), ":", *python(SHOWN, "b")]
     said = run(*start(topology="a100-pcie-4-bridges"), *flags, *command)
     told = [json.loads(line) for line in lines(said)]
-    plan = run(BUILT, "plan", "--topology", "a100-pcie-4-bridges", "--engine", "command", *flags[:-1], "-o", "json")
+    plan = run(
+        BUILT, "plan", "--topology", "a100-pcie-4-bridges", "--engine", "command", *flags[:-1], "-o", "json"
+    )
     gpus = [str(worker["gpu"]["index"]) for worker in json.loads(plan.stdout)["workers"]]
     assert {one["devices"] for one in told} == {",".join(gpus)}
     assert {one["WORLD_SIZE"] for one in told} == {"3"}
@@ -217,7 +219,11 @@ def test_a_writer_learns_that_the_rank_does_not_read_any_more():
 
 
 def test_a_forked_rank_that_reads_standard_input_is_executed():
-    program = ["python", "-c", "import os, sys; os.write(1, (os.environ['RANK'] + sys.stdin.read() + '\\n').encode())"]
+    program = [
+        "python",
+        "-c",
+        "import os, sys; os.write(1, (os.environ['RANK'] + sys.stdin.read() + '\\n').encode())",
+    ]
     said = run(*start("-n", "2", "--stdin", "0", "--warm", "json"), "--", *program, input="x")
     assert lines(said) == ["0x", "1"]
 

@@ -129,7 +129,10 @@ impl Meet for Ranks {
     fn meet(self: Arc<Self>, restart: u32, members: Vec<usize>) -> Programs {
         Box::pin(async move {
             let before = self.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let specs = self.start(restart, crew::next(&before, &members)).await.map_err(|error| error.to_string())?;
+            let specs = self
+                .start(restart, crew::next(&before, &members))
+                .await
+                .map_err(|error| error.to_string())?;
             Ok(specs.into_iter().map(|spec| spec.program).collect())
         })
     }

@@ -28,8 +28,7 @@ pub(in crate::cli) fn prove(request: &mut Request) -> Result<Option<Exit>, Failu
         same.gpus = Some(GpuSelection::List(devices(&super::prepare(request)?.plan)));
         same.workers = None;
     }
-    let stand_in = Request::of(same)
-        .map_err(|error| Failure::new(Exit::Usage, error))?;
+    let stand_in = Request::of(same).map_err(|error| Failure::new(Exit::Usage, error))?;
     let machine = stand_in.spec.topology.as_deref().map(source::load).transpose()?;
     let mut prepared = noted_quietly(cluster::prepare(&stand_in, machine.as_ref()), request)?;
     refuse_exclusive(&prepared.plan, prepared.machine.as_ref())?;

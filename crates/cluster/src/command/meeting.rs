@@ -69,8 +69,8 @@ pub(crate) enum MeetingError {
 }
 
 impl Meeting {
-    /// Prepares a start of ranks with these roles, after `restart` others; also returns who is to serve
-    /// them, if a language needs it. `start` is a name that no other start has ever had: MPICH
+    /// Prepares a start of ranks with these roles, after `restart` others; also returns who is to
+    /// serve them, if a language needs it. `start` is a name that no other start has ever had: MPICH
     /// names shared memory by it, which killed ranks leave behind.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
@@ -184,7 +184,10 @@ impl Meeting {
         vec![
             ("GROUP_RANK", name("0")),
             ("GROUP_WORLD_SIZE", name("1")),
-            ("ROLE_NAME", role.and_then(|role| role.name.clone()).unwrap_or_else(|| name("default"))),
+            (
+                "ROLE_NAME",
+                role.and_then(|role| role.name.clone()).unwrap_or_else(|| name("default")),
+            ),
             ("ROLE_RANK", role.map_or(rank, |role| role.rank).to_string()),
             ("ROLE_WORLD_SIZE", role.map_or(self.ranks(), |role| role.size).to_string()),
             ("TORCHELASTIC_RESTART_COUNT", self.restarts[0].to_string()),

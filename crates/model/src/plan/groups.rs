@@ -4,8 +4,8 @@
 //! groups: a program's own ranks talk most.
 //!
 //! *Invariant:* no GPU is in two groups. If there are at most [`WAYS`] ways to share them out, no
-//! other way has a better slowest pair in its worst group, then in the next, and so on, and of those
-//! that are as good none has a larger sum; ties go to the first in order.
+//! other way has a better slowest pair in its worst group, then in the next, and so on, and of
+//! those that are as good none has a larger sum; ties go to the first in order.
 
 use super::context::{Chosen, Selected};
 use super::error::PlanError;
@@ -18,8 +18,8 @@ use crate::topology::{Gpu, Note, Topology};
 /// eight of sixteen).
 const WAYS: u64 = 100_000;
 
-/// Shares the GPUs out among the programs of a job, which need so many each. Those that are kept for
-/// others that fail come last.
+/// Shares the GPUs out among the programs of a job, which need so many each. Those that are kept
+/// for others that fail come last.
 pub(super) fn share<'a>(
     topology: &Topology,
     spec: &ClusterSpec,
@@ -54,7 +54,9 @@ pub(super) fn share<'a>(
     let reason = |group: &Vec<usize>| match (by, group.as_slice()) {
         (ChooseBy::First, _) => format!("{}: the next in order", names(group)),
         (_, [_]) => format!("{}: one GPU has no pair", names(group)),
-        _ => format!("{} reach each other best: slowest pair {}", names(group), pairs.slowest(group)),
+        _ => {
+            format!("{} reach each other best: slowest pair {}", names(group), pairs.slowest(group))
+        }
     };
     selected.groups = groups.iter().map(reason).collect();
     let mut order: Vec<usize> = groups.concat();
@@ -187,12 +189,7 @@ impl Pairs {
 
     /// The largest group first, of those that are left; then two GPUs change places as long as that
     /// is better.
-    fn grown_groups(
-        &self,
-        topology: &Topology,
-        gpus: &[&Gpu],
-        sizes: &[usize],
-    ) -> Vec<Vec<usize>> {
+    fn grown_groups(&self, topology: &Topology, gpus: &[&Gpu], sizes: &[usize]) -> Vec<Vec<usize>> {
         let mut groups = vec![Vec::new(); sizes.len()];
         let mut left: Vec<usize> = (0..gpus.len()).collect();
         let mut largest_first: Vec<usize> = (0..sizes.len()).filter(|at| sizes[*at] > 0).collect();
@@ -217,7 +214,8 @@ impl Pairs {
     fn better(&self, groups: &[Vec<usize>]) -> Option<Vec<Vec<usize>>> {
         let score = |groups: &[Vec<usize>]| self.score_of(&groups[..groups.len() - 1]);
         let now = score(groups);
-        let places = || (0..groups.len()).flat_map(|at| (0..groups[at].len()).map(move |n| (at, n)));
+        let places =
+            || (0..groups.len()).flat_map(|at| (0..groups[at].len()).map(move |n| (at, n)));
         for (a, n) in places() {
             for (b, m) in places().filter(|(b, _)| *b > a) {
                 let mut other = groups.to_vec();
@@ -329,7 +327,8 @@ mod tests {
             let topology = machine("dgx-1-v100");
             let gpus: Vec<&Gpu> = topology.gpus.iter().collect();
             let pairs = pairs(&speeds);
-            for groups in [pairs.best_groups(&sizes), pairs.grown_groups(&topology, &gpus, &sizes)] {
+            let grown = pairs.grown_groups(&topology, &gpus, &sizes);
+            for groups in [pairs.best_groups(&sizes), grown] {
                 prop_assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), sizes.clone());
                 let mut all = groups.concat();
                 prop_assert!(groups.iter().all(|group| group.is_sorted()));
@@ -340,7 +339,11 @@ mod tests {
         }
 
         #[test]
-        fn programs_that_fit_stay_on_their_islands(order in Just((0..8).collect::<Vec<usize>>()).prop_shuffle(), one in 1usize..5, other in 1usize..5) {
+        fn programs_that_fit_stay_on_their_islands(
+            order in Just((0..8).collect::<Vec<usize>>()).prop_shuffle(),
+            one in 1usize..5,
+            other in 1usize..5,
+        ) {
             // Two islands, whose GPUs are numbered in any order.
             let island = |at: usize| order[at] / 4;
             let pairs = Pairs::made(8, |a, b| if island(a) == island(b) { 50 } else { 10 });

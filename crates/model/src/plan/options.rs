@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::context::Context;
-use super::engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, ProgramPlan, TlsFiles};
+use super::engine::{
+    CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, ProgramPlan, TlsFiles,
+};
 use super::form::WorkerPlan;
 use super::{bootstrap, rates, variables};
 use crate::spec::{ClusterSpec, EngineKind, PortRange, ProgramSpec, TlsSpec, WorkerNames};

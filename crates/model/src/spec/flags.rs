@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use super::{
     Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
-    PortRange, ProgramSpec, RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive, WorkerNames,
+    PortRange, ProgramSpec, RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive,
+    WorkerNames,
 };
 use crate::ids::ClusterName;
 use crate::units::{Size, Span};

@@ -138,7 +138,10 @@ fn numbers(spec: &ClusterSpec, programs: &[ProgramSpec]) -> Result<(), Found> {
     if let Some((at, (ranks, program))) = split {
         return refuse(
             &format!("command.programs[{at}].workers"),
-            format!("{} would share a GPU with another program: {ranks} ranks, {each} for each GPU", program.name),
+            format!(
+                "{} would share a GPU with another program: {ranks} ranks, {each} for each GPU",
+                program.name
+            ),
             "give it a multiple of 'workers_per_gpu'",
         );
     }
@@ -208,7 +211,8 @@ mod tests {
             let error = wrong.expect_err(words);
             assert!(error.contains(words), "{error}");
         }
-        let same = "{name: a, workers: 1, argv: [python, x]}, {name: b, workers: 1, argv: [python, x]}";
+        let same =
+            "{name: a, workers: 1, argv: [python, x]}, {name: b, workers: 1, argv: [python, x]}";
         assert_eq!(said(&format!("command: {{warm: [json], programs: [{same}]}}")), Ok(vec![1, 1]));
     }
 }

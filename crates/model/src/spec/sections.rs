@@ -319,7 +319,7 @@ section! {
         /// A program's relative path is below the spec file's directory, a name is looked up in
         /// `PATH`; arguments stay as they are. Ranks run in the directory of the call.
         argv: Vec<String>,
-        /// Several programs in one job, instead of `argv`: each has as many ranks as `workers` of it
+        /// Several programs in one job, instead of `argv`: each has as many ranks as its `workers`
         /// says, on GPUs that reach each other best, and all together are one world. Ranks are
         /// numbered program by program. Default: none.
         programs: Vec<ProgramSpec>,

@@ -48,7 +48,5 @@ fn one(key: &str, text: &str) -> Result<(), Found> {
 
 /// Values that a program is given as they are.
 fn may_be_empty(key: &str) -> bool {
-    key.contains("argv[")
-        || key.starts_with("dask.config.")
-        || key.contains(".env.")
+    key.contains("argv[") || key.starts_with("dask.config.") || key.contains(".env.")
 }

@@ -30,7 +30,9 @@ use meeting::{NextStart, prepared};
 use super::control::Control;
 use super::core::{Action, Core, Event, SlotNumber, Subject};
 use super::gpu::GpuWatch;
-use super::handle::{ControlRequest, Handle, Input, Meet, Options, OutputPipe, RequestError, StartError};
+use super::handle::{
+    ControlRequest, Handle, Input, Meet, Options, OutputPipe, RequestError, StartError,
+};
 use super::record::What;
 use super::state::ClusterState;
 use super::{

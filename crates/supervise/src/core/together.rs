@@ -182,8 +182,8 @@ impl Core {
         next
     }
 
-    /// Handles that the ranks can be told of each other, with each one's of several programs, or why
-    /// not.
+    /// Handles that the ranks can be told of each other, with each one's of several programs, or
+    /// why not.
     pub(super) fn met(&mut self, met: Result<Vec<Option<String>>, String>, now: Moment) {
         let Some(together) = self.together.as_mut().filter(|one| one.stage == Stage::Meeting)
         else {
