@@ -4,7 +4,7 @@
 //! *Invariant:* a worker keeps its program from start to start, and a spare gets that of the worker
 //! whose place it takes. So ranks stay numbered program by program.
 
-use cuda_cluster_model::plan::{CommandPlan, Plan};
+use cuda_cluster_model::plan::{CommandPlan, Plan, WorkerPlan};
 
 /// One rank of a start; its number is its place among all.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) struct Role {
 pub(crate) fn first(plan: &Plan, told: &CommandPlan) -> Vec<Member> {
     let ranks = plan.workers.len().saturating_sub(told.spares as usize);
     let number = |name: &String| told.programs.iter().position(|one| one.name == *name);
-    let member = |(worker, planned): (usize, &cuda_cluster_model::plan::WorkerPlan)| {
+    let member = |(worker, planned): (usize, &WorkerPlan)| {
         let program = planned.program.as_ref().and_then(number).unwrap_or(0);
         Member { worker, program }
     };

@@ -271,7 +271,7 @@ impl Worker<'_> {
         let Some(at) = self.slot.program else { return };
         let program = &self.context.spec.programs()[at];
         let group = self.context.selected.groups.get(at).filter(|_| self.slot.chosen.is_some());
-        let reason = group.map_or("its ranks have no GPU", String::as_str);
+        let reason = group.map_or("a rank for the CPUs alone", String::as_str);
         let chosen = format!("{}, with {} ranks", program.name, program.workers);
         self.because("program", chosen, reason);
     }
