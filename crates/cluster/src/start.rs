@@ -129,8 +129,8 @@ impl UpError {
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
 /// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
-/// of a run's ranks also goes to `output`, and one of them may have `input`. Must be called inside a
-/// tokio runtime, in a process without children of other origin, because the supervisor reaps all
+/// of a run's ranks also goes to `output`, and one of them may have `input`. Must be called inside
+/// a tokio runtime, in a process without children of other origin, because the supervisor reaps all
 /// children.
 ///
 /// # Errors

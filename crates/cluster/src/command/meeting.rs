@@ -70,8 +70,8 @@ pub(crate) enum MeetingError {
 
 impl Meeting {
     /// Prepares a start of ranks with these roles, after `restart` others; also returns who is to
-    /// serve them, if a language needs it. `start` is a name that no other start has ever had: MPICH
-    /// names shared memory by it, which killed ranks leave behind.
+    /// serve them, if a language needs it. `start` is a name that no other start has ever had:
+    /// MPICH names shared memory by it, which killed ranks leave behind.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///

@@ -200,7 +200,7 @@ impl Core {
             }
         });
         if let (Err(reason), None) = (failure, &self.ending) {
-            let text = format!("the ranks have no place to find each other again: {reason}");
+            let text = format!("the ranks cannot be started again: {reason}");
             let cause = Cause::of_cluster(text);
             self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }
