@@ -46,7 +46,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         10 => hold!(bytes, Registration),
         11 => hold!(bytes, FromViewer),
         12 => hold!(bytes, ToViewer),
-        13 => talk(Pmi::new(0, 2, "job"), bytes),
+        13 => talk(Pmi::new(0, 2, 0, "job"), bytes),
         14 => talk(rank_of_rapids(), bytes),
         1 => hold!(bytes, ToWorker),
         2 => hold!(bytes, ToClient),

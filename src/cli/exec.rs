@@ -237,6 +237,12 @@ fn variables(place: &Place, prepared: &Prepared, worker: &WorkerPlan) -> BTreeMa
 /// Binds this process and executes the program, which returns only on failure; or prints how.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let request = requested(&arguments.asked, &arguments.command, |_| ())?;
+    if !request.spec.programs().is_empty() {
+        let error =
+            anyhow::anyhow!("the launcher says what each rank runs, not 'command.programs'");
+        let hint = "write each program's command after 'cuda-cluster exec --' for the launcher";
+        return Err(Failure::new(Exit::Usage, error).hint(hint));
+    }
     if arguments.output.is_none() {
         program_of(&request)?;
     }

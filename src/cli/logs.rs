@@ -1,6 +1,7 @@
 //! `logs`: shows the output of a cluster's processes; also of an ended cluster while its directory
 //! is kept.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -59,7 +60,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         since: arguments.since.and_then(|span| SystemTime::now().checked_sub(span.0)),
     };
     let several = processes.len() > 1;
-    let width = processes.iter().map(String::len).max().unwrap_or(0);
+    let programs = programs(&paths);
+    let label = |process: &str| match programs.get(process) {
+        Some(program) => format!("{program}:{process}"),
+        None => process.to_owned(),
+    };
+    let width = processes.iter().map(|process| label(process).len()).max().unwrap_or(0);
     let show = |process: &str, line: &Line| {
         let time =
             arguments.timestamps.then(|| humantime::format_rfc3339_millis(line.at).to_string());
@@ -70,7 +76,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
         if several {
             let colour = colour_of(process);
-            heading.push_str(&format!("{colour}{process:width$}{colour:#} "));
+            let label = label(process);
+            heading.push_str(&format!("{colour}{label:width$}{colour:#} "));
         }
         output::relay(&heading, &[&line.text[..], b"\n"].concat())
     };
@@ -182,6 +189,13 @@ fn logged(paths: &Paths) -> Result<Vec<String>, Failure> {
     names.sort_by_key(|name| (name != cluster::SCHEDULER, number(name), name.clone()));
     names.dedup();
     Ok(names)
+}
+
+/// Which of several programs each process runs, as planned.
+fn programs(paths: &Paths) -> BTreeMap<String, String> {
+    let plan = std::fs::read_to_string(paths.plan()).ok().and_then(|text| Plan::parse(&text).ok());
+    let workers = plan.into_iter().flat_map(|plan| plan.workers);
+    workers.filter_map(|worker| Some((worker.name, worker.program?))).collect()
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> Failure {

@@ -38,6 +38,7 @@ mod service_manager;
 mod signals;
 mod source;
 mod spec;
+mod standard_input;
 mod top;
 mod topo;
 mod up;

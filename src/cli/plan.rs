@@ -183,7 +183,10 @@ fn title(plan: &Plan) -> String {
 fn workers_table(plan: &Plan) -> String {
     let mig = plan.workers.iter().any(|w| w.gpu.as_ref().is_some_and(|g| g.mig.is_some()));
     let nics = plan.workers.iter().any(|worker| !worker.nics.is_empty());
-    let mut headings = vec!["worker", "gpu"];
+    let programs = plan.workers.iter().any(|worker| worker.program.is_some());
+    let mut headings = vec!["worker"];
+    headings.extend(programs.then_some("program"));
+    headings.push("gpu");
     headings.extend(mig.then_some("mig"));
     headings.extend(["pci", "cpus", "numa"]);
     headings.extend(nics.then_some("nic"));
@@ -191,7 +194,11 @@ fn workers_table(plan: &Plan) -> String {
     let dash = || "-".to_owned();
     let rows = plan.workers.iter().map(|worker| {
         let gpu = worker.gpu.as_ref();
-        let mut row = vec![worker.name.clone(), gpu.map_or_else(dash, |g| g.index.to_string())];
+        let mut row = vec![worker.name.clone()];
+        if programs {
+            row.push(worker.program.clone().unwrap_or_else(dash));
+        }
+        row.push(gpu.map_or_else(dash, |g| g.index.to_string()));
         if mig {
             row.push(gpu.and_then(|g| g.mig.clone()).unwrap_or_else(dash));
         }

@@ -11,13 +11,15 @@ use super::failure::{Exit, Failure};
 use super::flags::{Asked, positive};
 use super::relay::Relay;
 use super::signals::Signals;
+use super::standard_input::{self, Reader};
 use super::workers::sentence;
 use super::{audit, output, reach, screen, up};
-use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, Report, Start, UpError};
+use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, RankInput, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
 use crate::os::run_directory::Paths;
-use crate::spec::{ClusterSpec, EngineKind, Request};
+use crate::plan::WorkerPlan;
+use crate::spec::{ClusterSpec, EngineKind, ProgramSpec, Request};
 use crate::supervise::record::{Record, What};
 use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState, Stall};
 use crate::wire::process;
@@ -26,24 +28,31 @@ use crate::wire::process;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 What ranks write is handed on byte for byte, of several ranks in whole lines. Their standard input
-is empty. Ctrl-C reaches them as SIGINT, SIGTERM as SIGTERM; a second signal kills them. Ctrl-Z
-stops only this command, and the ranks when nobody takes their output any more.
+is empty, but for that of the rank that --stdin names. Ctrl-C reaches them as SIGINT, SIGTERM as
+SIGTERM; a second signal kills them. Ctrl-Z stops only this command, and the ranks when nobody takes
+their output any more.
 
 Examples:
   cuda-cluster run --prefix -- python train.py
   cuda-cluster run -n 2 -- ./solver
+  cuda-cluster run --program trainer=4 --program rollout=4 -- python train.py : python rollout.py
   cuda-cluster run -f job.yaml                     # its command.argv")]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
     /// Number of ranks, as other launchers call it; `gpu` or `auto` for one per GPU
-    #[arg(short, long = "nproc-per-node", value_name = "N", value_parser = ranks,
-          conflicts_with = "n-workers")]
+    #[arg(short, long = "nproc-per-node", aliases = ["nproc_per_node", "np"], value_name = "N",
+          value_parser = ranks, conflicts_with = "n-workers")]
     number: Option<Ranks>,
+    /// Rank that reads the standard input of this command; the others' is empty
+    #[arg(long, value_name = "RANK|none", value_parser = standard_input::reader,
+          default_value = "none", hide_default_value = true)]
+    stdin: Reader,
     /// Prefix each line of output with its rank's name
-    #[arg(long)]
+    #[arg(long, aliases = ["tag-output", "label"])]
     prefix: bool,
-    /// The program and its arguments [default: command.argv of the spec]
+    /// The program and its arguments, or with --program several, parted by ':' [default: those of
+    /// the spec]
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -58,6 +67,7 @@ enum Ranks {
 fn ranks(text: &str) -> Result<Ranks, String> {
     match text {
         "gpu" | "auto" => Ok(Ranks::Each),
+        "p" => Err("-np N is -n N here".to_owned()),
         number => positive(number).map(Ranks::Some),
     }
 }
@@ -72,13 +82,44 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
         }
     })?;
     program_of(&request)?;
+    readable(arguments, &request)?;
     screen::open();
     let verified = request.spec.verify == Some(true);
     if let Some(exit) = up::prove(&mut request)? {
         return Ok(exit);
     }
     let prepared = Prepared { to_completion: true, ..up::prepare(&request)? };
-    reach::runtime()?.block_on(attend(prepared, arguments.prefix, verified))
+    let input = input(arguments.stdin, &prepared)?;
+    reach::runtime()?.block_on(attend(prepared, arguments.prefix, input, verified))
+}
+
+/// Checks that standard input can be a rank's.
+fn readable(arguments: &Arguments, request: &Request) -> Result<(), Failure> {
+    let refuse = |text: &str, hint: &str| {
+        Err(Failure::new(Exit::Usage, anyhow::anyhow!("--stdin: {text}")).hint(hint))
+    };
+    let Reader::Rank(_) = arguments.stdin else { return Ok(()) };
+    if request.spec.command.restarts.unwrap_or(0) > 0 {
+        return refuse(
+            "what a rank has read before a restart is gone, and would be missing after it",
+            "leave --restarts out, or give the program its input in a file",
+        );
+    }
+    if arguments.asked.file.iter().any(|file| file.as_os_str() == "-") {
+        return refuse("the spec is read from standard input", "put the spec into a file");
+    }
+    Ok(())
+}
+
+/// What a rank of the plan reads.
+fn input(reader: Reader, prepared: &Prepared) -> Result<Option<RankInput>, Failure> {
+    let Reader::Rank(rank) = reader else { return Ok(None) };
+    let ranks = prepared.plan.workers.len();
+    if rank as usize >= ranks {
+        let error = anyhow::anyhow!("--stdin: there is no rank {rank}; the job has {ranks}");
+        return Err(Failure::new(Exit::Usage, error).hint("ranks are numbered from 0"));
+    }
+    Ok(Some(RankInput { rank, from: standard_input::handed_on()? }))
 }
 
 /// The request for a program: the command line's, or else the spec's, if any.
@@ -87,20 +128,60 @@ pub(super) fn requested(
     command: &[OsString],
     change: impl FnOnce(&mut ClusterSpec),
 ) -> Result<Request, Failure> {
-    asked.request_with(|spec| {
-        if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
-            output::note(&format!("--engine {engine} is ignored: this runs a program of yours"));
-        }
-        spec.engine = Some(EngineKind::Command);
-        let typed = || command.iter().map(|text| encoded(text)).collect();
-        spec.command.argv = (!command.is_empty()).then(typed);
-        change(spec);
-    })
+    let mut wrong = None;
+    asked
+        .request_with(|spec| {
+            if let Some(engine) = spec.engine.filter(|engine| *engine != EngineKind::Command) {
+                output::note(&format!(
+                    "--engine {engine} is ignored: this runs a program of yours"
+                ));
+            }
+            spec.engine = Some(EngineKind::Command);
+            let typed = || command.iter().map(|text| encoded(text)).collect();
+            match (&mut spec.command.programs, command) {
+                (_, []) => {}
+                (Some(programs), command) => share_out(command, programs, &mut wrong),
+                (None, _) => spec.command.argv = Some(typed()),
+            }
+            change(spec);
+        })
+        .and_then(|request| wrong.map_or(Ok(request), Err))
+}
+
+/// Gives each program its command. Those that were typed are parted by a lone `:`.
+fn share_out(command: &[OsString], programs: &mut [ProgramSpec], wrong: &mut Option<Failure>) {
+    let commands: Vec<&[OsString]> = command.split(|word| word == ":").collect();
+    if commands.len() != programs.len() {
+        let names: Vec<&str> = programs.iter().map(|program| program.name.as_str()).collect();
+        let number = |count: usize, what: &str| match count {
+            1 => format!("1 {what}"),
+            count => format!("{count} {what}s"),
+        };
+        let error = anyhow::anyhow!(
+            "--program: {} ({}), and {} after --",
+            number(programs.len(), "program"),
+            names.join(", "),
+            number(commands.len(), "command"),
+        );
+        let hint = "part the commands by a lone ':', in the order of --program";
+        *wrong = Some(Failure::new(Exit::Usage, error).hint(hint));
+        return;
+    }
+    for (program, words) in programs.iter_mut().zip(commands) {
+        program.argv = Some(words.iter().map(|text| encoded(text)).collect());
+    }
 }
 
 /// Checks that there is a program to run.
 pub(super) fn program_of(request: &Request) -> Result<(), Failure> {
-    if request.spec.command.argv.is_none() {
+    let programs = request.spec.programs();
+    if let Some(program) = programs.iter().find(|program| program.argv.is_none()) {
+        let error = anyhow::anyhow!("there is no command for the program {}", program.name);
+        let hint = "write the commands after --, parted by a lone ':', or each into the spec as \
+                    its argv";
+        return Err(Failure::new(Exit::Usage, error).hint(hint));
+    }
+    if programs.is_empty() && request.spec.command.argv.is_none() {
         let error = anyhow::anyhow!("there is no program to run");
         let hint = "write it after --, or into the spec as command.argv";
         return Err(Failure::new(Exit::Usage, error).hint(hint));
@@ -110,7 +191,12 @@ pub(super) fn program_of(request: &Request) -> Result<(), Failure> {
 
 /// Relays the ranks' output until they have ended. If the ways between their devices were
 /// `verified`, the program has to use them.
-async fn attend(prepared: Prepared, prefix: bool, verified: bool) -> Result<Exit, Failure> {
+async fn attend(
+    prepared: Prepared,
+    prefix: bool,
+    input: Option<RankInput>,
+    verified: bool,
+) -> Result<Exit, Failure> {
     let plan = prepared.plan.clone();
     let mut signals = Signals::new()?;
     let program = os::process::own_program();
@@ -119,9 +205,13 @@ async fn attend(prepared: Prepared, prefix: bool, verified: bool) -> Result<Exit
     let separate_streams = copies.is_some() || !output::streams_are_one();
     let form = OutputForm { separate_streams };
     let lifetime = Lifetime::Owned;
-    let start = Start { program: &program, lifetime, attended: true, output: Some(form) };
+    let is_handed_on = input.is_some();
+    let start = Start { program: &program, lifetime, attended: true, output: Some(form), input };
     let (mut supervisor, pipe) = Detached::spawn(prepared, start).await.map_err(up::refused)?;
-    let names: Vec<String> = plan.workers.iter().map(|worker| worker.name.clone()).collect();
+    if is_handed_on {
+        standard_input::let_go();
+    }
+    let names: Vec<String> = plan.workers.iter().map(shown).collect();
     let mut relay = Relay::begin(pipe, names, prefix, form.separate_streams)?;
     let mut unwritable = None;
     // Begins when the ranks are asked to end.
@@ -195,6 +285,14 @@ async fn attend(prepared: Prepared, prefix: bool, verified: bool) -> Result<Exit
     }
 }
 
+/// What the lines of a rank begin with.
+fn shown(worker: &WorkerPlan) -> String {
+    match &worker.program {
+        Some(program) => format!("{program}:{}", worker.name),
+        None => worker.name.clone(),
+    }
+}
+
 /// Says that the ranks are started again, with whom, and where their output is (`copies`), and
 /// what of that cannot be written.
 fn tell(record: &Record, copies: Option<&Path>) {
@@ -237,11 +335,10 @@ fn ended_by_others() -> Exit {
 
 /// The rank that failed first, and what happened to it.
 fn root(state: &ClusterState, text: &str) -> String {
-    let ranks = (0..).zip(&state.workers).find(|(_, worker)| began_at(state, worker));
-    match ranks.map(|(place, worker)| worker.rank.unwrap_or(place)) {
-        Some(rank) => format!("rank {rank}: {text}"),
-        None => text.to_owned(),
-    }
+    let found = (0..).zip(&state.workers).find(|(_, worker)| began_at(state, worker));
+    let Some((place, worker)) = found else { return text.to_owned() };
+    let program = worker.program.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
+    format!("rank {}{program}: {text}", worker.rank.unwrap_or(place))
 }
 
 /// The crash bundle of the rank that failed first. It may have been written after the last state.

@@ -27,8 +27,12 @@ struct Row<'a> {
     gauges: Option<&'a GpuGauges>,
 }
 
-const FIRST: [Column; 3] = [
-    ("worker", |row| row.process.name.clone()),
+const FIRST: [Column; 1] = [("worker", |row| row.process.name.clone())];
+
+/// Of a job with several; otherwise left out.
+const PROGRAM: [Column; 1] = [("program", |row| some(row.process.program.as_ref()))];
+
+const PLACE: [Column; 2] = [
     ("gpu", |row| gpu(row.worker)),
     ("pci", |row| some(row.worker.and_then(|worker| worker.gpu.as_ref()?.pci))),
 ];
@@ -107,7 +111,8 @@ pub(super) fn table(state: &ClusterState, plan: &Plan, figures: &Figures, is_wid
     let rows: Vec<Row<'_>> = scheduler.chain(workers).collect();
     let told = |column: &&Column| rows.iter().any(|row| column.1(row) != NOTHING);
     let measured: Vec<Column> = FIGURES.iter().filter(told).copied().collect();
-    let columns = [&FIRST[..], bound, &LAST, &measured, wide].concat();
+    let program: Vec<Column> = PROGRAM.iter().filter(told).copied().collect();
+    let columns = [&FIRST[..], &program, &PLACE, bound, &LAST, &measured, wide].concat();
     let headings: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
     let cells = |row: &Row<'_>| columns.iter().map(|(_, cell)| cell(row)).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();

@@ -613,21 +613,26 @@ fn a_merge_survives_kills_while_copies_are_done_later() {
 }
 
 /// Runs ranks on four GPUs of which the first start's rank 1 loses its own; what they said, and what
-/// those of the second start said, by rank.
-fn run_and_lose_a_gpu(spares: &str) -> Option<(crate::sandbox::Said, Vec<String>)> {
+/// those of the second start said, by rank. With `programs` they run two, of two ranks each.
+fn run_and_lose_a_gpu(spares: &str, programs: bool) -> Option<(crate::sandbox::Said, Vec<String>)> {
     let machine = Machine::new("a GPU that falls off the bus", "")?;
     let fallen = machine.folder.path().join("fallen");
     let machine = machine.with_nvml_faults(&format!("fallen={}", fallen.display()));
     // What the second start is told, and where it is bound.
     let script = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES \
-                  $CUDA_CLUSTER_PROCESS; \
+                  $ROLE_NAME:$ROLE_RANK/$ROLE_WORLD_SIZE $CUDA_CLUSTER_PROCESS; \
                   if [ $TORCHELASTIC_RESTART_COUNT$RANK = 01 ]; then \
                   sleep 0.3; echo 1 > \"$0\"; kill -9 $$; fi; \
                   [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 100";
     let fallen = fallen.display().to_string();
-    let flags =
-        ["run", "--name", "lost", "--n-workers", "4", "--restarts", "1", "--spares", spares];
-    let said = machine.run(&[&flags[..], &["--", "sh", "-c", script, &fallen]].concat(), &[]);
+    let shape: &[&str] = match programs {
+        true => &["--program", "a=2", "--program", "b=2"],
+        false => &["--n-workers", "4"],
+    };
+    let flags = ["run", "--name", "lost", "--restarts", "1", "--spares", spares];
+    let command = ["sh", "-c", script, &fallen];
+    let other: Vec<&str> = if programs { [&[":"][..], &command].concat() } else { Vec::new() };
+    let said = machine.run(&[&flags[..], shape, &["--"], &command, &other].concat(), &[]);
     machine.sandbox.assert_only_the_causes_are_left("lost");
     assert_eq!(said.code, 0, "{said}");
     let again = said.stdout.lines().filter(|line| line.starts_with('1'));
@@ -638,7 +643,7 @@ fn run_and_lose_a_gpu(spares: &str) -> Option<(crate::sandbox::Said, Vec<String>
 
 #[test]
 fn a_spare_gpu_takes_the_rank_of_one_that_falls_off_the_bus() {
-    let Some((said, lines)) = run_and_lose_a_gpu("1") else { return };
+    let Some((said, lines)) = run_and_lose_a_gpu("1", false) else { return };
     let [zero, one, two, three] = &lines[..] else { panic!("{said}") };
     assert!(zero.ends_with(" gpu0") && one.starts_with("1 1/4 ") && one.ends_with(" gpu4"));
     assert!(two.ends_with(" gpu2") && three.ends_with(" gpu3"), "{said}");
@@ -653,9 +658,33 @@ fn a_spare_gpu_takes_the_rank_of_one_that_falls_off_the_bus() {
 
 #[test]
 fn without_a_spare_the_ranks_go_on_without_a_gpu_that_falls_off_the_bus() {
-    let Some((said, lines)) = run_and_lose_a_gpu("0") else { return };
-    assert_eq!(lines, ["1 0/3 0,2,3 gpu0", "1 1/3 0,2,3 gpu2", "1 2/3 0,2,3 gpu3"], "{said}");
+    let Some((said, lines)) = run_and_lose_a_gpu("0", false) else { return };
+    let told = [
+        "1 0/3 0,2,3 default:0/3 gpu0",
+        "1 1/3 0,2,3 default:1/3 gpu2",
+        "1 2/3 0,2,3 default:2/3 gpu3",
+    ];
+    assert_eq!(lines, told, "{said}");
     assert!(said.stderr.contains("gpu1: left out: the job has one rank less"), "{said}");
+}
+
+#[test]
+fn a_spare_runs_the_program_of_the_rank_whose_place_it_takes() {
+    let Some((said, lines)) = run_and_lose_a_gpu("1", true) else { return };
+    let told = [
+        "1 0/4 0,4,2,3 a:0/2 gpu0",
+        "1 1/4 0,4,2,3 a:1/2 gpu4",
+        "1 2/4 0,4,2,3 b:0/2 gpu2",
+        "1 3/4 0,4,2,3 b:1/2 gpu3",
+    ];
+    assert_eq!(lines, told, "{said}");
+}
+
+#[test]
+fn without_a_spare_a_program_goes_on_with_fewer_ranks_and_the_other_with_all() {
+    let Some((said, lines)) = run_and_lose_a_gpu("0", true) else { return };
+    let told = ["1 0/3 0,2,3 a:0/1 gpu0", "1 1/3 0,2,3 b:0/2 gpu2", "1 2/3 0,2,3 b:1/2 gpu3"];
+    assert_eq!(lines, told, "{said}");
 }
 
 #[test]

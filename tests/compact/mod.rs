@@ -101,6 +101,7 @@ fn shared(workers: &[WorkerPlan]) -> BTreeMap<String, String> {
 
 fn line(worker: &WorkerPlan, shared: &BTreeMap<String, String>) -> String {
     let mut parts = vec![worker.name.clone()];
+    parts.extend(worker.program.clone());
     if let Some(gpu) = &worker.gpu {
         let mig = gpu.mig.as_ref().map_or_else(String::new, |profile| format!(" MIG {profile}"));
         parts.push(format!("GPU {}{mig}", gpu.index));

@@ -2,6 +2,9 @@
 
 use serde_json::Value;
 
+/// A job of named programs.
+const ONE_PROGRAM: &str = "{engine: command, command: {programs: [{name: a, workers: 8}]}}";
+
 /// Each key that changes a plan: what the spec has besides it, and a value that is not the default.
 ///
 /// Values are YAML. A key that the spec has already is set to the other value.
@@ -101,6 +104,9 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("dask.cudf_spill_stats", "{engine: dask, dask: {enable_cudf_spill: true}}", "2"),
     ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
     ("command.argv", "engine: command", "[echo]"),
+    ("command.programs[0].name", ONE_PROGRAM, "b"),
+    ("command.programs[0].workers", ONE_PROGRAM, "4"),
+    ("command.programs[0].argv", ONE_PROGRAM, "[echo]"),
     ("command.visible_devices", "engine: command", "own"),
     ("command.bootstrap", "engine: command", "[torch]"),
     ("command.restarts", "engine: command", "2"),

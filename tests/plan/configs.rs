@@ -130,6 +130,18 @@ fn command_pytorch() {
 }
 
 #[test]
+fn two_programs() {
+    reviewed(
+        "two-programs.yaml",
+        &[
+            ("dgx-1-v100", "each program has a quad whose GPUs are all joined by NVLink"),
+            ("dgx-h100", "all pairs are equal behind the switches: four and four in order"),
+            ("l40s-8", "no NVLink: each program has the four of a socket"),
+        ],
+    );
+}
+
+#[test]
 fn simulated() {
     reviewed("simulated.yaml", &[("dgx-h100", "the plan is the machine's, wherever it runs")]);
 }

@@ -84,7 +84,10 @@ fn a_program_can_set_every_key_and_it_means_what_it_means_in_a_file() {
         let whole = with(&base, key, value.clone());
         // A list is one value.
         let (set, value) = match key.split_once('[') {
-            Some((list, _)) => (list, whole[list].clone()),
+            Some((list, _)) => {
+                let place = format!("/{}", list.replace('.', "/"));
+                (list, whole.pointer(&place).expect("a list").clone())
+            }
             None => (*key, value),
         };
         let built = Cluster::builder().spec(read(&base)).set(set, value).request();

@@ -56,6 +56,11 @@ const SHOWN: &[(&str, &str)] = &[
     ),
     ("rtx-4090-2", "ucx: {tcp: true}\ndask: {protocol: ucx}\nengine: dask\n"),
     ("rtx-4090-2", "gpus: [1]\ncpus: none\nmemory: {policy: none}\n"),
+    (
+        "dgx-1-v100",
+        "engine: command\ncpu_workers: 1\ncommand: {programs: [{name: trainer, workers: 4}, \
+         {name: rollout, workers: 3}]}\n",
+    ),
 ];
 
 #[test]

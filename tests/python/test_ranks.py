@@ -187,6 +187,22 @@ def test_ranks_of_open_mpi_are_one_world(open_mpi, ranks):
     assert not servers()
 
 
+def test_ranks_of_open_mpi_know_which_of_two_programs_they_run(open_mpi):
+    program = textwrap.dedent(
+        """
+        import sys
+        from mpi4py import MPI
+        ranks = MPI.COMM_WORLD
+        number = ranks.Get_attr(MPI.APPNUM)
+        print(sys.argv[1], ranks.Get_rank(), ranks.allreduce(1), number, flush=True)
+        """
+    )
+    other = [":", str(open_mpi["by"]), "-c", program, "b"]
+    flags = ["--bootstrap", "pmix", "--program", "a=1", "--program", "b=2"]
+    said = run(program, *flags, ranks=3, arguments=["a", *other], **open_mpi)
+    assert lines(said) == ["a 0 3 0", "b 1 3 1", "b 2 3 1"]
+
+
 def test_a_rank_of_open_mpi_that_aborts_ends_the_job_with_its_code(open_mpi):
     said = failed(
         """

@@ -8,6 +8,7 @@
 //! With [`Lifetime::Owned`], the cluster ends when standard input is closed, or the starter ends.
 
 use std::io::PipeReader;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -56,6 +57,8 @@ pub(super) struct Instructions {
     /// Whether the starter reads reports until the end, rather than until READY.
     pub(super) attended: bool,
     pub(super) output: Option<OutputForm>,
+    /// The rank that has a standard input, and the number of the descriptor here.
+    pub(super) input: Option<(u32, RawFd)>,
 }
 
 /// How to deliver the ranks' output.
@@ -116,8 +119,17 @@ pub enum Report {
     },
 }
 
+/// A rank's standard input; that of the others is empty.
+#[derive(Debug)]
+pub struct RankInput {
+    /// Which rank of the first start.
+    pub rank: u32,
+    /// What it reads.
+    pub from: OwnedFd,
+}
+
 /// How to start a supervisor process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Start<'a> {
     /// A `cuda-cluster` binary, or one that embeds this crate.
     pub program: &'a Path,
@@ -127,6 +139,8 @@ pub struct Start<'a> {
     pub attended: bool,
     /// Whether and how the starter reads the ranks' output.
     pub output: Option<OutputForm>,
+    /// The rank that has a standard input, if one does.
+    pub input: Option<RankInput>,
 }
 
 /// The starter's end of a supervisor process.
@@ -154,7 +168,7 @@ impl Detached {
         prepared: Prepared,
         start: Start<'_>,
     ) -> Result<(Self, Option<PipeReader>), UpError> {
-        let Start { program, lifetime, attended, output } = start;
+        let Start { program, lifetime, attended, output, input } = start;
         // A supervisor starts no supervisor: its `main` has come here without `dispatch`. The
         // process that started it reads the line that `main` writes, or its exit status.
         if std::env::args_os().nth(1).is_some_and(|argument| argument == SUBCOMMAND) {
@@ -162,20 +176,25 @@ impl Detached {
             return Err(UpError::NotASupervisor { program: process::own_program(), did });
         }
         let name = prepared.plan.name.clone();
-        let instructions = Instructions { prepared, lifetime, attended, output };
+        let failed = |source| UpError::Spawn { program: program.to_owned(), source };
+        let mut command = Command::new(program);
+        process::without_descriptors(command.as_std_mut());
+        let input = input.map(|RankInput { rank, from }| {
+            (rank, process::with_descriptor(command.as_std_mut(), from))
+        });
+        let instructions = Instructions { prepared, lifetime, attended, output, input };
         let mut text = serde_json::to_vec(&instructions).map_err(UpError::plan)?;
         text.push(b'\n');
-        let failed = |source| UpError::Spawn { program: program.to_owned(), source };
         let missing = || failed(std::io::ErrorKind::BrokenPipe.into());
         let pipe = output.map(|_| std::io::pipe()).transpose().map_err(failed)?;
         let (reader, writer) = pipe.unzip();
-        let mut command = Command::new(program);
         command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(writer.map_or_else(Stdio::null, Stdio::from));
         // A Ctrl-C does not reach it, not even before it has a session of its own.
         command.process_group(0);
-        process::without_descriptors(command.as_std_mut());
         let mut child = command.spawn().map_err(failed)?;
+        // Its descriptors are the supervisor's alone now.
+        drop(command);
         let mut words = child.stdin.take().ok_or_else(missing)?;
         match words.write_all(&text).await {
             // What has ended already is no supervisor; its exit status will tell.

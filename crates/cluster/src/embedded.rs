@@ -212,7 +212,8 @@ impl Builder {
         let machine = prepared.machine.clone().filter(|_| !plan.machine.simulated);
         let mut proof = None;
         outlast_dropped(&plan).await;
-        let start = Start { program: &program, lifetime, attended: false, output: None };
+        let start =
+            Start { program: &program, lifetime, attended: false, output: None, input: None };
         let (mut supervisor, _) = Detached::spawn(prepared, start).await?;
         let failure = loop {
             match supervisor.next().await {

@@ -49,6 +49,9 @@ impl From<MeetingError> for LaunchError {
         match error {
             MeetingError::Io(error) => LaunchError::Rendezvous(error),
             MeetingError::Pmix(error) => LaunchError::Pmix(error),
+            error @ MeetingError::NobodyLeft(_) => {
+                LaunchError::Rendezvous(std::io::Error::other(error))
+            }
         }
     }
 }
@@ -204,7 +207,7 @@ async fn ranks(
     around: Surroundings<'_>,
 ) -> Result<Vec<ProcessSpec>, LaunchError> {
     match around.ranks {
-        Some(ranks) if !told.argv.is_empty() => Ok(ranks.first().await?),
+        Some(ranks) if told.is_complete() => Ok(ranks.first().await?),
         _ => Err(LaunchError::NoProgram),
     }
 }

@@ -97,7 +97,7 @@ pub use cuda_cluster_machine::os::run_directory::forget_failed_start;
 #[doc(hidden)]
 pub use cuda_cluster_model::ids::SCHEDULER;
 #[doc(hidden)]
-pub use detached::{Detached, Lifetime, OutputForm, Report, Start};
+pub use detached::{Detached, Lifetime, OutputForm, RankInput, Report, Start};
 #[doc(hidden)]
 pub use environment::{EnvironmentError, client_environment};
 #[doc(hidden)]

@@ -150,6 +150,8 @@ pub fn unusable_paths(spec: &ClusterSpec) -> Vec<PathError> {
         EngineKind::Command => {
             let program = spec.command.argv.as_deref().and_then(<[_]>::first).map(Path::new);
             named.push(("command.argv", Use::Run, program));
+            let several = spec.programs().iter().filter_map(|one| one.argv.as_deref()?.first());
+            named.extend(several.map(|one| ("command.programs", Use::Run, Some(Path::new(one)))));
             named.push(("command.output_dir", Use::WriteInto, path(&spec.command.output_dir)));
         }
         EngineKind::Dask => {

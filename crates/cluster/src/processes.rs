@@ -12,9 +12,17 @@ use cuda_cluster_supervise::{ProcessGpu, ProcessSpec, ReadyWhen};
 /// Variable for UCX's directory of shared memory files; all versions since 1.12 read it.
 const UCX_FILES: &str = "UCX_POSIX_DIR";
 
-/// A rank that has not been told its number. It does not use the status pipe.
-pub(crate) fn rank(planned: &WorkerPlan, told: &CommandPlan) -> ProcessSpec {
-    ProcessSpec { ready: ReadyWhen::Executed, ..worker(planned, told.argv.clone()) }
+/// A rank that has not been told its number, and runs this one of several programs. It does not
+/// use the status pipe.
+pub(crate) fn rank(
+    planned: &WorkerPlan,
+    told: &CommandPlan,
+    program: Option<String>,
+) -> ProcessSpec {
+    let argv = told.argv_of(program.as_deref()).to_vec();
+    let mut spec = ProcessSpec { ready: ReadyWhen::Executed, ..worker(planned, argv) };
+    spec.program.role = program;
+    spec
 }
 
 /// Names the directory for shared memory files, if there is one, to UCX and in these variables.

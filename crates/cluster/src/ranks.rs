@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::task::JoinHandle;
 
 use crate::audit;
+use crate::command::crew::{self, Member, Role};
 use crate::command::{Meeting, MeetingError, SHARED_MEMORY, devices};
 use crate::processes::{rank, with_shared_memory};
 use crate::secret;
@@ -27,6 +28,8 @@ pub struct Ranks {
     told: CommandPlan,
     paths: Paths,
     shared_memory: Option<PathBuf>,
+    /// The ranks of the present start.
+    members: Mutex<Vec<Member>>,
     /// Serves the ranks of the present start.
     serving: Mutex<Option<JoinHandle<()>>>,
     /// Ends the cluster when ranks can't go on.
@@ -42,7 +45,8 @@ impl Ranks {
     ) -> Self {
         let (plan, told, paths) = (plan.clone(), told.clone(), paths.clone());
         let (serving, stopper) = (Mutex::default(), Arc::default());
-        Self { plan, told, paths, shared_memory, serving, stopper }
+        let members = Mutex::new(crew::first(&plan, &told));
+        Self { plan, told, paths, shared_memory, members, serving, stopper }
     }
 
     /// From now on the cluster ends if those that serve the ranks do.
@@ -56,11 +60,9 @@ impl Ranks {
     /// # Errors
     /// If the ranks have no place to meet.
     pub(crate) async fn first(&self) -> Result<Vec<ProcessSpec>, MeetingError> {
-        let all = self.plan.workers.len();
-        let members: Vec<usize> = (0..all.saturating_sub(self.told.spares as usize)).collect();
-        let mut ranks = self.start(0, &members).await?;
-        let spares = &self.plan.workers[members.len()..];
-        ranks.extend(spares.iter().map(|planned| rank(planned, &self.told)));
+        let mut ranks = self.start(0, crew::first(&self.plan, &self.told)).await?;
+        let spares = &self.plan.workers[ranks.len()..];
+        ranks.extend(spares.iter().map(|planned| rank(planned, &self.told, None)));
         Ok(ranks)
     }
 
@@ -68,8 +70,11 @@ impl Ranks {
     async fn start(
         &self,
         restart: u32,
-        members: &[usize],
+        members: Vec<Member>,
     ) -> Result<Vec<ProcessSpec>, MeetingError> {
+        if let Some(program) = crew::left_out(&members, &self.told) {
+            return Err(MeetingError::NobodyLeft(program.to_owned()));
+        }
         if let Some(before) = self.serve(None) {
             before.abort();
             // It is gone, with what it has started, when this returns.
@@ -77,11 +82,12 @@ impl Ranks {
         }
         // The socket of the start before.
         let _ = std::fs::remove_file(self.paths.socket(RANKS));
-        let (job, ranks) = (self.plan.name.to_string(), members.len());
+        let job = self.plan.name.to_string();
         let (told, paths) = (&self.told, &self.paths);
         let start = format!("{job}-{}", secret::random_name()?);
         let (names, secret) = ([&*job, &*start], secret::fresh()?);
-        let meeting = Meeting::prepare(names, ranks, told, restart, paths, secret).await;
+        let roles = crew::roles(&members, told);
+        let meeting = Meeting::prepare(names, roles.clone(), told, restart, paths, secret).await;
         let (meeting, hosts) = meeting?;
         let stopper = Arc::clone(&self.stopper);
         let lost = move |why| {
@@ -92,10 +98,10 @@ impl Ranks {
         self.serve(Some(tokio::spawn(hosts.serve(lost))));
         let pmix = self.told.bootstrap.contains(&Bootstrap::Pmix);
         let files = if pmix { &SHARED_MEMORY[..] } else { &[] };
-        let workers = members.iter().filter_map(|member| self.plan.workers.get(*member));
+        let workers = members.iter().filter_map(|member| self.plan.workers.get(member.worker));
         let workers: Vec<&WorkerPlan> = workers.collect();
-        let told = |(number, planned): (u32, &WorkerPlan)| {
-            let mut spec = rank(planned, &self.told);
+        let told = |((number, planned), role): ((u32, &WorkerPlan), Role)| {
+            let mut spec = rank(planned, &self.told, role.name);
             devices::show(&self.plan.workers, &workers, planned, &mut spec.program.env);
             meeting.tell(number, &self.told.bootstrap, &mut spec.program);
             if self.plan.supervision.audit {
@@ -104,7 +110,8 @@ impl Ranks {
             with_shared_memory(&mut spec.program, self.shared_memory.as_deref(), files);
             spec
         };
-        Ok((0..).zip(workers.iter().copied()).map(told).collect())
+        *self.members.lock().unwrap_or_else(PoisonError::into_inner) = members;
+        Ok((0..).zip(workers.iter().copied()).zip(roles).map(told).collect())
     }
 
     /// Keeps who serves the ranks now, and returns who did.
@@ -125,7 +132,11 @@ impl Drop for Ranks {
 impl Meet for Ranks {
     fn meet(self: Arc<Self>, restart: u32, members: Vec<usize>) -> Programs {
         Box::pin(async move {
-            let specs = self.start(restart, &members).await.map_err(|error| error.to_string())?;
+            let before = self.members.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let specs = self
+                .start(restart, crew::next(&before, &members))
+                .await
+                .map_err(|error| error.to_string())?;
             Ok(specs.into_iter().map(|spec| spec.program).collect())
         })
     }

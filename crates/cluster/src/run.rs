@@ -59,7 +59,8 @@ impl Builder {
             prepared.plan.workers.iter().map(|worker| worker.name.clone()).collect();
         let form = OutputForm { separate_streams: true };
         let lifetime = Lifetime::Owned;
-        let start = Start { program: &program, lifetime, attended: true, output: Some(form) };
+        let output = Some(form);
+        let start = Start { program: &program, lifetime, attended: true, output, input: None };
         let (mut supervisor, pipe) = Detached::spawn(prepared, start).await?;
         let reader = std::thread::Builder::new()
             .name("output".to_owned())

@@ -20,7 +20,7 @@ use cuda_cluster_machine::os::shared_memory;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_supervise::gpu::GpuWatch;
-use cuda_cluster_supervise::{Launch, Meet, Options, OutputPipe, StartError, Supervisor};
+use cuda_cluster_supervise::{Input, Launch, Meet, Options, OutputPipe, StartError, Supervisor};
 use cuda_cluster_why::audit::Audit;
 
 /// Minimum number of threads of a scheduler or worker, including the one that writes its log.
@@ -140,8 +140,9 @@ pub(super) struct Started {
 /// Starts a plan in this process, which becomes the supervisor and must outlive the cluster.
 ///
 /// Writes `plan.json` and `secret` to the run directory before the first process starts. The output
-/// of a run's ranks also goes to `output`. Must be called inside a tokio runtime, in a process
-/// without children of other origin, because the supervisor reaps all children.
+/// of a run's ranks also goes to `output`, and one of them may have `input`. Must be called inside
+/// a tokio runtime, in a process without children of other origin, because the supervisor reaps all
+/// children.
 ///
 /// # Errors
 /// If the name is taken, or the supervisor can't start.
@@ -149,6 +150,7 @@ pub(super) async fn start(
     prepared: &Prepared,
     program: &Path,
     output: Option<OutputPipe>,
+    input: Option<Input>,
 ) -> Result<Started, UpError> {
     let plan = &prepared.plan;
     let threads_each = match plan.engine {
@@ -179,6 +181,7 @@ pub(super) async fn start(
     let options = Options {
         helper: program.to_owned(),
         output,
+        input,
         // Kept as long as the cluster: it serves the ranks.
         meeting: ranks.clone().map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.

@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use cuda_cluster_machine::os::pidfd::{self, PidFd};
 use cuda_cluster_machine::os::run_directory::RunDirectoryError;
 use cuda_cluster_machine::os::{self, event_loop, memory, process};
 use cuda_cluster_supervise::{
-    ClusterState, Escalation, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
+    ClusterState, Escalation, Input, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
 };
 use cuda_cluster_why::audit::Audit;
 
@@ -61,7 +61,7 @@ pub(super) fn main() -> ExitCode {
     }
 }
 
-fn refusal(error: impl Into<anyhow::Error>) -> Report {
+fn refusal<E: Into<anyhow::Error>>(error: E) -> Report {
     let error = error.into();
     let up = error.downcast_ref::<UpError>();
     let exhausted = Exhausted::behind(error.as_ref());
@@ -108,7 +108,7 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
     let mut stdin = BufReader::new(stdin);
     let mut first = String::new();
     stdin.read_line(&mut first).await.map_err(refusal)?;
-    let Instructions { prepared, lifetime, attended, output } =
+    let Instructions { prepared, lifetime, attended, output, input } =
         serde_json::from_str(&first).map_err(refusal)?;
     let output = match output {
         Some(OutputForm { separate_streams }) => {
@@ -117,7 +117,13 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
         }
         None => None,
     };
-    let started = start(&prepared, &process::own_program(), output).await.map_err(refusal)?;
+    let taken = |(worker, number): (u32, RawFd)| {
+        let from = Arc::new(process::left_to_us(number)?);
+        Ok(Input { worker: worker as usize, from })
+    };
+    let input = input.map(taken).transpose().map_err(refusal::<std::io::Error>)?;
+    let program = process::own_program();
+    let started = start(&prepared, &program, output, input).await.map_err(refusal)?;
     let Started { supervisor, audit } = started;
     let reports = Sender::from_owned_fd(duplicate(std::io::stdout())?).map_err(refusal)?;
     let reports = Reports::begin(reports, attended, &supervisor);

@@ -59,7 +59,9 @@ pub(crate) fn prepare(
     if told.warm.is_empty() {
         return Ok(None);
     }
-    let command = PythonCommand::of(&told.argv)?;
+    // Of several programs, all have the same command.
+    let argv = told.argv_of(told.programs.first().map(|program| program.name.as_str()));
+    let command = PythonCommand::of(argv)?;
     let failed = |(path, source)| WarmError::Write { path, source };
     let socket = paths.socket(NAME);
     let settings = Settings {
@@ -67,7 +69,7 @@ pub(crate) fn prepare(
         modules: &told.warm,
         kind: command.kind,
         at: command.at,
-        program: &told.argv[command.at],
+        program: &argv[command.at],
     };
     let file = paths.root().join("warm.json");
     let text = serde_json::to_vec(&settings).map_err(io::Error::from);

@@ -30,6 +30,8 @@ pub struct Options {
     pub gpus: Option<Arc<dyn GpuWatch>>,
     /// The reader of the workers' output, if any.
     pub output: Option<OutputPipe>,
+    /// Standard input for one of the workers; the others', and without it all workers', is empty.
+    pub input: Option<Input>,
     /// Tells workers that are started again together of each other; without it they are told what
     /// they were before.
     pub meeting: Option<Arc<dyn Meet>>,
@@ -57,6 +59,15 @@ pub struct OutputPipe {
     pub separate_streams: bool,
 }
 
+/// Standard input for a worker's first process; a later one's is empty.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// The worker's place in [`Launch::workers`](super::Launch::workers).
+    pub worker: usize,
+    /// What it reads.
+    pub from: Arc<OwnedFd>,
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -64,6 +75,7 @@ impl Default for Options {
             control_groups: true,
             gpus: None,
             output: None,
+            input: None,
             meeting: None,
         }
     }

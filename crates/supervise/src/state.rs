@@ -119,6 +119,7 @@ impl ClusterState {
         let process = |spec: &ProcessSpec| ProcessState {
             name: spec.name.clone(),
             rank: None,
+            program: spec.program.role.clone(),
             pid: None,
             state: ProcessPhase::Waiting,
             not_answering_since: None,
@@ -179,6 +180,9 @@ pub struct ProcessState {
     /// The number by which its program knows it, if that may differ from its place here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
+    /// Which of several programs it runs; a spare none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// Its process id, while it is running.
     pub pid: Option<u32>,
     /// What it does: waits, starts, works, stops.

@@ -209,7 +209,7 @@ async fn attend(
     let plan = prepared.plan.clone();
     let program = process::own_program();
     let attended = lifetime == Lifetime::Owned;
-    let start = Start { program: &program, lifetime, attended, output: None };
+    let start = Start { program: &program, lifetime, attended, output: None, input: None };
     service_manager::starting(&plan);
     let (mut supervisor, _) = Detached::spawn(prepared, start).await.map_err(refused)?;
     let mut verification = Verification::default();

@@ -11,7 +11,7 @@ use crate::cli::{output, reach, source};
 use crate::cluster::{self, Lifetime};
 use crate::ids::ClusterName;
 use crate::plan::Plan;
-use crate::spec::{ClusterSpec, EngineKind, Request};
+use crate::spec::{ClusterSpec, EngineKind, GpuName, GpuSelection, Request};
 use crate::topology::{ComputeMode, Topology};
 
 /// Takes `verify` out of the request for a program, and does it.
@@ -22,8 +22,13 @@ pub(in crate::cli) fn prove(request: &mut Request) -> Result<Option<Exit>, Failu
     if !is_program || request.spec.verify.take() != Some(true) {
         return Ok(None);
     }
-    let stand_in = Request::of(of_the_same_devices(&request.spec)?)
-        .map_err(|error| Failure::new(Exit::Usage, error))?;
+    let mut same = of_the_same_devices(&request.spec)?;
+    if !request.spec.programs().is_empty() {
+        // Which they are is decided for the groups.
+        same.gpus = Some(GpuSelection::List(devices(&super::prepare(request)?.plan)));
+        same.workers = None;
+    }
+    let stand_in = Request::of(same).map_err(|error| Failure::new(Exit::Usage, error))?;
     // What the program then uses is its own choice.
     request.spec.supervision.audit.get_or_insert(true);
     let machine = stand_in.spec.topology.as_deref().map(source::load).transpose()?;
@@ -49,6 +54,21 @@ pub(in crate::cli) fn prove(request: &mut Request) -> Result<Option<Exit>, Failu
         }
         ended => ended.map(Some),
     }
+}
+
+/// The GPUs and MIG instances of a plan.
+fn devices(plan: &Plan) -> Vec<GpuName> {
+    let mut names = Vec::new();
+    for gpu in plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()) {
+        let name = match (&gpu.mig, &gpu.uuid) {
+            (Some(_), Some(uuid)) => GpuName::Uuid(uuid.clone()),
+            _ => GpuName::Index(gpu.index),
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// The spec of a native cluster on the devices of a program.

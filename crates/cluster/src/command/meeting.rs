@@ -8,6 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
+use super::crew::Role;
 use super::pmix;
 use super::rendezvous::{self, Rendezvous};
 use cuda_cluster_machine::os::pmix::{Server, ServerError};
@@ -34,7 +35,8 @@ const OUTER: [&str; 2] = ["PMIX_NAMESPACE", "PMIX_RANK"];
 #[derive(Debug)]
 pub(crate) struct Meeting {
     job: String,
-    ranks: u32,
+    /// What each rank is among those that run the same program.
+    roles: Vec<Role>,
     /// How often the ranks have been started again, and how often they may be.
     restarts: [u32; 2],
     /// Free ports of loopback: rank 0's, JAX's coordinator's, NCCL's status.
@@ -62,12 +64,14 @@ pub(crate) enum MeetingError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Pmix(#[from] ServerError),
+    #[error("no rank of the program {0} is left")]
+    NobodyLeft(String),
 }
 
 impl Meeting {
-    /// Prepares a start of so many ranks, after `restart` others; also returns who is to serve
-    /// them, if a language needs it. `start` is a name that no other start has ever had: MPICH
-    /// names shared memory by it, which killed ranks leave behind.
+    /// Prepares a start of ranks with these roles, after `restart` others; also returns who is to
+    /// serve them, if a language needs it. `start` is a name that no other start has ever had:
+    /// MPICH names shared memory by it, which killed ranks leave behind.
     ///
     /// The ports are released before this returns, as with `torchrun`: rank 0 binds its own.
     ///
@@ -75,21 +79,21 @@ impl Meeting {
     /// If the system has no free port, the socket can't be made, or no libpmix serves.
     pub(crate) async fn prepare(
         [job, start]: [&str; 2],
-        ranks: usize,
+        roles: Vec<Role>,
         told: &CommandPlan,
         restart: u32,
         paths: &Paths,
         token: Secret,
     ) -> Result<(Self, Hosts), MeetingError> {
-        let ranks = u32::try_from(ranks).unwrap_or(u32::MAX);
+        let programs = || roles.iter().map(|role| role.program).collect();
         let serves =
             [Bootstrap::Mpi, Bootstrap::Rrun].iter().any(|one| told.bootstrap.contains(one));
         let rendezvous = match serves {
-            true => Some(Rendezvous::open(&paths.socket(RANKS), start, ranks, token).await?),
+            true => Some(Rendezvous::open(&paths.socket(RANKS), start, programs(), token).await?),
             false => None,
         };
         let pmix = match told.bootstrap.contains(&Bootstrap::Pmix) {
-            true => Some(pmix::start(start, ranks, &told.argv, paths).await?),
+            true => Some(pmix::start(start, programs(), told, paths).await?),
             false => None,
         };
         // Within a rank of another launcher these are that job's.
@@ -100,7 +104,7 @@ impl Meeting {
             .filter(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         let meeting = Self {
             job: job.to_owned(),
-            ranks,
+            roles,
             restarts: [restart, told.restarts],
             ports: free_ports()?,
             kept: kept.collect(),
@@ -109,6 +113,10 @@ impl Meeting {
             pmix: pmix.as_ref().map(|server| server.variables.clone()).unwrap_or_default(),
         };
         Ok((meeting, Hosts { rendezvous, pmix }))
+    }
+
+    fn ranks(&self) -> u32 {
+        u32::try_from(self.roles.len()).unwrap_or(u32::MAX)
     }
 
     /// Adds what a rank is told to its program.
@@ -164,20 +172,24 @@ impl Meeting {
         vec![
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
-            ("WORLD_SIZE", self.ranks.to_string()),
-            ("LOCAL_WORLD_SIZE", self.ranks.to_string()),
+            ("WORLD_SIZE", self.ranks().to_string()),
+            ("LOCAL_WORLD_SIZE", self.ranks().to_string()),
         ]
     }
 
     /// What torchrun's agent adds. Rank 0 serves the store, because there is no agent that does.
     fn torchelastic(&self, rank: u32) -> Vec<(&'static str, String)> {
         let name = |what: &str| what.to_owned();
+        let role = self.roles.get(rank as usize);
         vec![
             ("GROUP_RANK", name("0")),
             ("GROUP_WORLD_SIZE", name("1")),
-            ("ROLE_NAME", name("default")),
-            ("ROLE_RANK", rank.to_string()),
-            ("ROLE_WORLD_SIZE", self.ranks.to_string()),
+            (
+                "ROLE_NAME",
+                role.and_then(|role| role.name.clone()).unwrap_or_else(|| name("default")),
+            ),
+            ("ROLE_RANK", role.map_or(rank, |role| role.rank).to_string()),
+            ("ROLE_WORLD_SIZE", role.map_or(self.ranks(), |role| role.size).to_string()),
             ("TORCHELASTIC_RESTART_COUNT", self.restarts[0].to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", self.restarts[1].to_string()),
             ("TORCHELASTIC_RUN_ID", self.job.clone()),
@@ -195,9 +207,9 @@ impl Meeting {
         let (host, port) = (Ipv4Addr::LOCALHOST, self.ports[1]);
         vec![
             ("OMPI_COMM_WORLD_RANK", rank.to_string()),
-            ("OMPI_COMM_WORLD_SIZE", self.ranks.to_string()),
+            ("OMPI_COMM_WORLD_SIZE", self.ranks().to_string()),
             ("OMPI_COMM_WORLD_LOCAL_RANK", rank.to_string()),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", self.ranks.to_string()),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", self.ranks().to_string()),
             ("OMPI_MCA_orte_hnp_uri", format!("0.0;tcp://{host}:{port}")),
         ]
     }
@@ -205,9 +217,9 @@ impl Meeting {
     fn mpi(&self, rank: u32) -> Vec<(&'static str, String)> {
         vec![
             ("PMI_RANK", rank.to_string()),
-            ("PMI_SIZE", self.ranks.to_string()),
+            ("PMI_SIZE", self.ranks().to_string()),
             ("MPI_LOCALRANKID", rank.to_string()),
-            ("MPI_LOCALNRANKS", self.ranks.to_string()),
+            ("MPI_LOCALNRANKS", self.ranks().to_string()),
         ]
     }
 }

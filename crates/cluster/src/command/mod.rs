@@ -5,6 +5,7 @@
 //! *Invariant:* ranks are 0 to `WORLD_SIZE - 1`, each once; on a single machine a rank equals its
 //! local rank.
 
+pub(crate) mod crew;
 pub(crate) mod devices;
 mod gathering;
 mod launcher;

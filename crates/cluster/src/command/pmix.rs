@@ -9,6 +9,7 @@ use std::path::Path;
 use cuda_cluster_machine::os::pmix::{self, Job, Server, ServerError};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::PMIX;
+use cuda_cluster_model::plan::CommandPlan;
 
 /// Open MPI 4 asks for PMIx only under a launcher that it knows by name, and takes ranks of others
 /// for single processes. It knows IBM's by this variable, does not read what it says, and leaves
@@ -22,18 +23,20 @@ pub(crate) const SHARED_MEMORY: [&str; 3] = [
     "OMPI_MCA_osc_sm_backing_directory",
 ];
 
-/// Starts the server of a job with these ranks, which run this program.
+/// Starts the server of a job whose ranks run these of its programs, by number.
 pub(super) async fn start(
     job: &str,
-    ranks: u32,
-    argv: &[String],
+    programs: Vec<u32>,
+    told: &CommandPlan,
     paths: &Paths,
 ) -> Result<Server, ServerError> {
-    let program = argv.first().map(String::as_str).unwrap_or_default();
+    // The first program's, of several: any libpmix can serve any of them.
+    let first = told.programs.first().map(|program| program.name.as_str());
+    let program = told.argv_of(first).first().map(String::as_str).unwrap_or_default();
     let path = std::env::var("PATH").unwrap_or_default();
     let environment = std::env::var_os("VIRTUAL_ENV").filter(|root| !root.is_empty());
     let libraries = pmix::libraries(program, &path, environment.as_deref().map(Path::new));
-    let job = Job { name: job.to_owned(), ranks, libraries, directory: paths.pmix() };
+    let job = Job { name: job.to_owned(), programs, libraries, directory: paths.pmix() };
     Server::start(&job, &paths.log(PMIX)).await
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 /// Most descriptors that come with one message.
-pub const DESCRIPTORS: usize = 2;
+pub const DESCRIPTORS: usize = 3;
 
 /// Sends bytes, and descriptors with the first of them. How many bytes the socket took.
 ///

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     let own = command(libc::F_DUPFD_CLOEXEC, 3)?;
     command(libc::F_SETFD, libc::FD_CLOEXEC)?;
     // SAFETY: the kernel has just made this descriptor for the caller.
-    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(own) })
+    Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }
 
 /// The program that is started has standard input, output and error, and no other descriptor of
@@ -81,6 +81,31 @@ pub fn without_descriptors(command: &mut Command) {
     // SAFETY: between `fork` and `exec` only these two system calls are made; nothing is allocated,
     // and no lock is taken.
     unsafe { command.pre_exec(mark) };
+}
+
+/// The program that is started after [`without_descriptors`] has this descriptor, too, under the
+/// number that is returned, and takes it with [`left_to_us`].
+pub fn with_descriptor(command: &mut Command, descriptor: OwnedFd) -> RawFd {
+    let number = descriptor.as_raw_fd();
+    let unmark = move || {
+        // SAFETY: the call changes a flag of a descriptor that is open as long as this closure is.
+        Errno::result(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, 0) })?;
+        Ok(())
+    };
+    // SAFETY: between `fork` and `exec` only this system call is made.
+    unsafe { command.pre_exec(unmark) };
+    number
+}
+
+/// Takes the descriptor that [`with_descriptor`] has left to this process alone.
+///
+/// # Errors
+/// If the descriptor is not open.
+pub fn left_to_us(number: RawFd) -> io::Result<OwnedFd> {
+    let own = inherited(number)?;
+    // SAFETY: nothing else in this process has it.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+    Ok(own)
 }
 
 /// Where the kernel cannot mark all descriptors at once, so many are.
@@ -190,6 +215,15 @@ pub fn become_session_leader() {
     // The leader of a process group has to leave it first. Who leads a session already stays.
     let parents = getpgid(Some(getppid()));
     let _ = parents.and_then(|group| setpgid(Pid::from_raw(0), group)).and_then(|()| setsid());
+}
+
+/// Redirects standard input to `/dev/null`, so that its writers see their reader's end when another
+/// process that has it ends.
+///
+/// # Errors
+/// If `/dev/null` cannot be opened.
+pub fn let_go_of_input() -> io::Result<()> {
+    Ok(dup2_stdin(&std::fs::File::open("/dev/null")?)?)
 }
 
 /// Redirects standard input, output and error to `/dev/null`, so that readers of the old ones see

@@ -4,8 +4,8 @@
 //! every thread and page of the program from its first instruction. Starts no other processes.
 //!
 //! *Invariant:* the program runs only while the guardian lives, and inherits no descriptors except
-//! standard input (`/dev/null`), output and error (the log), the status pipe if it uses it, and the
-//! connections that its instructions name.
+//! standard input (`/dev/null`, or what it was given), output and error (the log), the status pipe
+//! if it uses it, and the connections that its instructions name.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};

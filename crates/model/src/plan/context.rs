@@ -135,6 +135,8 @@ pub(super) struct Selected<'a> {
     pub(super) reason: String,
     /// Whether the user named each MIG instance by itself.
     pub(super) instances_named: bool,
+    /// Of several programs, why each has its GPUs.
+    pub(super) groups: Vec<String>,
     /// What was left out.
     pub(super) rejected: Vec<Rejected>,
     /// Notes that follow from what was asked for: no objections under `strict`.
@@ -146,6 +148,8 @@ pub(super) struct Selected<'a> {
 pub(super) struct Slot<'a> {
     pub(super) name: String,
     pub(super) chosen: Option<Chosen<'a>>,
+    /// Which of several programs it runs.
+    pub(super) program: Option<usize>,
     /// The spec's overrides that match it, in order.
     overrides: Vec<&'a OverrideSpec>,
 }
@@ -182,9 +186,16 @@ pub(super) fn slots<'a>(spec: &'a ClusterSpec, selected: &Selected<'a>) -> Vec<S
     let matching = |name: &str, chosen: Option<Chosen<'_>>| {
         spec.overrides.iter().filter(|d| matches(&d.matching, name, chosen)).collect()
     };
+    // In rank order; spares, the last ones, run none yet.
+    let programs = spec.programs().iter().enumerate();
+    let programs = programs.flat_map(|(at, one)| (0..one.workers).map(move |_| Some(at)));
     slots
         .into_iter()
-        .map(|(name, chosen)| Slot { overrides: matching(&name, chosen), name, chosen })
+        .zip(programs.chain(std::iter::repeat(None)))
+        .map(|((name, chosen), program)| {
+            let overrides = matching(&name, chosen);
+            Slot { overrides, name, chosen, program }
+        })
         .collect()
 }
 

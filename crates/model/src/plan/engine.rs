@@ -189,8 +189,12 @@ pub struct TlsFiles {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct CommandPlan {
-    /// Program and arguments of every rank; empty if no program has been named yet.
+    /// Program and arguments of every rank; empty if no program has been named yet, or there are
+    /// several.
     pub argv: Vec<String>,
+    /// Several programs, in the order of their ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<ProgramPlan>,
     /// In whose languages ranks are told of each other.
     #[serde(default)]
     pub bootstrap: Vec<Bootstrap>,
@@ -206,4 +210,33 @@ pub struct CommandPlan {
     /// Directory that also gets what each rank writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_dir: Option<PathBuf>,
+}
+
+impl CommandPlan {
+    /// Program and arguments of a rank that runs this one of several programs, or the only one.
+    pub fn argv_of(&self, program: Option<&str>) -> &[String] {
+        let named = |name| self.programs.iter().find(|one| one.name == name);
+        program.and_then(named).map_or(&self.argv, |one| &one.argv)
+    }
+
+    /// Whether it is known what every rank runs.
+    pub fn is_complete(&self) -> bool {
+        match self.programs.as_slice() {
+            [] => !self.argv.is_empty(),
+            several => several.iter().all(|program| !program.argv.is_empty()),
+        }
+    }
+}
+
+/// One of several programs of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ProgramPlan {
+    /// Its name.
+    pub name: String,
+    /// How many ranks run it.
+    pub workers: u32,
+    /// Program and arguments; empty if it has not been named yet.
+    pub argv: Vec<String>,
 }

@@ -212,6 +212,9 @@ pub enum Unsound {
     /// A worker has the name of another one.
     #[error("workers[{at}].name: another worker is called {name}, too")]
     Taken { at: usize, name: String },
+    /// A worker runs a program that is none of the job's.
+    #[error("workers[{at}].program: the job has no program {program:?}")]
+    Program { at: usize, program: String },
     /// The workers are not in rank order.
     #[error("workers[{at}].rank: {rank} is not the worker's place, {at}")]
     Rank { at: usize, rank: u32 },

@@ -130,6 +130,9 @@ pub struct WorkerPlan {
     pub name: String,
     /// Position among the workers, from 0.
     pub rank: u32,
+    /// Which of several programs it runs; `None` if there is one, or for a spare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// Its GPU; `None` for a CPU worker.
     pub gpu: Option<WorkerGpu>,
     /// Its CPUs and memory nodes.
@@ -219,6 +222,9 @@ pub struct Program {
     pub without: Vec<String>,
     /// CPUs and memory nodes.
     pub binding: Binding,
+    /// Its name among several programs of a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
     /// Connections that it finds open, by the variable that tells the descriptor's number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub connections: BTreeMap<String, Connection>,

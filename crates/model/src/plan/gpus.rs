@@ -7,7 +7,7 @@
 use super::context::{CallerEnvironment, Chosen, Selected};
 use super::error::PlanError;
 use super::form::Rejected;
-use super::subset;
+use super::{groups, subset};
 use crate::ids::GpuIndex;
 use crate::spec::{
     ChooseBy, ChooseGpus, ClusterSpec, EngineKind, GpuName, GpuSelection, Treatment,
@@ -56,6 +56,14 @@ pub(super) fn select<'a>(
     if selected.chosen.is_empty() {
         let rejected = selected.rejected.iter().map(|r| format!("{}: {}", r.what, r.why)).collect();
         return Err(PlanError::NoGpuLeft { present: topology.gpus.len(), rejected });
+    }
+    let sizes = spec.gpus_of_programs();
+    if !sizes.is_empty() {
+        if selected.reason.is_empty() {
+            selected.reason =
+                format!("{} has {} GPUs", machine_name(topology), topology.gpus.len());
+        }
+        return groups::share(topology, spec, selected, &sizes, notes);
     }
     let wanted = match &spec.gpus {
         Some(GpuSelection::Choose(choose)) => Some(*choose),

@@ -20,6 +20,7 @@ mod error;
 mod exposed;
 mod form;
 mod gpus;
+mod groups;
 mod held;
 mod libucp;
 mod memory;
@@ -46,7 +47,7 @@ pub use adapt::{Here, adapt_to_here};
 pub use context::{Advice, CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
-pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, ProgramPlan, TlsFiles};
 pub use error::{PlanError, PlanTextError, Unsound};
 pub use form::{
     Binding, Connection, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan,

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::context::Context;
-use super::engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, TlsFiles};
+use super::engine::{
+    CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, ProgramPlan, TlsFiles,
+};
 use super::form::WorkerPlan;
 use super::{bootstrap, rates, variables};
-use crate::spec::{ClusterSpec, EngineKind, PortRange, TlsSpec, WorkerNames};
+use crate::spec::{ClusterSpec, EngineKind, PortRange, ProgramSpec, TlsSpec, WorkerNames};
 use crate::units::Bytes;
 
 /// Where Dask's scheduler and workers listen by default. Loopback, because a scheduler runs the
@@ -43,12 +45,18 @@ fn command(context: &Context<'_>) -> CommandPlan {
     let each = context.spec.workers_per_gpu.unwrap_or(1);
     CommandPlan {
         argv: asked.argv.clone().unwrap_or_default(),
+        programs: context.spec.programs().iter().map(program).collect(),
         bootstrap: bootstrap::offered(context),
         restarts: asked.restarts.unwrap_or(0),
         spares: asked.spares.unwrap_or(0) * each,
         warm: asked.warm.clone().unwrap_or_default(),
         output_dir: asked.output_dir.as_ref().map(PathBuf::from),
     }
+}
+
+fn program(asked: &ProgramSpec) -> ProgramPlan {
+    let ProgramSpec { name, workers, argv } = asked.clone();
+    ProgramPlan { name, workers, argv: argv.unwrap_or_default() }
 }
 
 fn native(context: &Context<'_>) -> NativePlan {

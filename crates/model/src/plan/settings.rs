@@ -165,9 +165,24 @@ fn row(key: &str, value: &Value) -> Option<(String, String)> {
         }
         // A limit that is none.
         _ if key == "ulimits" => (key, words(&limits(value))?),
+        _ if key == "programs" => (key, programs(value)?),
         _ => (key, words(value)?),
     };
     Some((name.replace('_', " "), words))
+}
+
+/// Several programs of a job, with the ranks of each.
+fn programs(value: &Value) -> Option<String> {
+    let one = |program: &Value| {
+        let (name, ranks) = (words(&program["name"])?, words(&program["workers"])?);
+        let argv = program["argv"].as_array().into_iter().flatten().filter_map(words);
+        let argv: Vec<String> = argv.collect();
+        let number = if ranks == "1" { "1 rank".to_owned() } else { format!("{ranks} ranks") };
+        let command = if argv.is_empty() { String::new() } else { format!(": {}", argv.join(" ")) };
+        Some(format!("{name} ({number}){command}"))
+    };
+    let all: Vec<String> = value.as_array()?.iter().filter_map(one).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn limits(value: &Value) -> Value {
@@ -247,6 +262,14 @@ mod tests {
                 "rmm: pool 2.0 GiB (gpu7)"
             ]
         );
+    }
+
+    #[test]
+    fn several_programs_are_named_with_their_ranks_and_commands() {
+        let text = "engine: command\ncommand: {programs: [{name: trainer, workers: 4, \
+                    argv: [python, train.py]}, {name: watch, workers: 1}]}";
+        let said = "programs: trainer (4 ranks): python train.py; watch (1 rank)";
+        assert_eq!(shown(text), [said]);
     }
 
     #[test]

@@ -13,6 +13,12 @@ use crate::ids::RESERVED;
 use crate::spec;
 
 impl Plan {
+    /// Whether there is a program of this name among several.
+    fn has(&self, name: &str) -> bool {
+        let EnginePlan::Command(command) = &self.engine else { return false };
+        command.programs.iter().any(|program| program.name == name)
+    }
+
     /// Checks what every plan has.
     ///
     /// # Errors
@@ -34,6 +40,9 @@ impl Plan {
             }
             if !names.insert(name) {
                 return Err(Unsound::Taken { at, name: name.to_owned() });
+            }
+            if let Some(program) = worker.program.as_ref().filter(|name| !self.has(name)) {
+                return Err(Unsound::Program { at, program: program.clone() });
             }
             if usize::try_from(worker.rank) != Ok(at) {
                 return Err(Unsound::Rank { at, rank: worker.rank });

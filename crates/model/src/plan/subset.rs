@@ -54,13 +54,13 @@ pub(super) fn choose(topology: &Topology, gpus: &[&Gpu], count: usize, by: Choos
 }
 
 /// Bandwidth of every pair, in MB/s; only comparisons matter.
-struct Pairs {
+pub(super) struct Pairs {
     bandwidth: Vec<Vec<u64>>,
     names: Vec<Vec<String>>,
 }
 
 impl Pairs {
-    fn of(topology: &Topology, gpus: &[&Gpu]) -> Self {
+    pub(super) fn of(topology: &Topology, gpus: &[&Gpu]) -> Self {
         let links = topology.known_links();
         let kind = |a: &Gpu, b: &Gpu| links.between(Device::Gpu(a.index), Device::Gpu(b.index));
         let row = |a: &&Gpu| gpus.iter().map(|b| bandwidth(a, b, kind(a, b))).collect();
@@ -70,6 +70,22 @@ impl Pairs {
                 .collect()
         };
         Self { bandwidth: gpus.iter().map(row).collect(), names: gpus.iter().map(names).collect() }
+    }
+
+    /// How many GPUs these are.
+    pub(super) fn count(&self) -> usize {
+        self.bandwidth.len()
+    }
+
+    pub(super) fn between(&self, one: usize, other: usize) -> u64 {
+        self.bandwidth[one][other]
+    }
+
+    #[cfg(test)]
+    pub(super) fn made(count: usize, between: impl Fn(usize, usize) -> u64) -> Self {
+        let row = |a: usize| (0..count).map(|b| between(a, b)).collect();
+        let names = vec![vec![String::new(); count]; count];
+        Self { bandwidth: (0..count).map(row).collect(), names }
     }
 
     /// Every set is built in rising order; a branch ends when its slowest pair is already slower
@@ -141,12 +157,14 @@ impl Pairs {
         set.iter().enumerate().flat_map(|(at, a)| set[at + 1..].iter().map(|b| (*a, *b)))
     }
 
-    fn score(&self, set: &[usize]) -> (u64, u64) {
+    /// The slowest pair of a set, and the sum of all.
+    pub(super) fn score(&self, set: &[usize]) -> (u64, u64) {
         let values = || self.pairs_of(set).map(|(a, b)| self.bandwidth[a][b]);
         (values().min().unwrap_or(u64::MAX), values().sum())
     }
 
-    fn slowest(&self, set: &[usize]) -> String {
+    /// What joins the slowest pair.
+    pub(super) fn slowest(&self, set: &[usize]) -> String {
         let slowest = self.pairs_of(set).min_by_key(|(a, b)| self.bandwidth[*a][*b]);
         slowest.map_or_else(|| "none".to_owned(), |(a, b)| self.names[a][b].clone())
     }

@@ -51,6 +51,7 @@ pub(super) fn plan(
         .map(|(at, (rank, slot))| {
             let mut worker = Worker { context, slot, why: Vec::new(), env: BTreeMap::new() };
             worker.gpu();
+            worker.program();
             let (cpus, reason) = shares.workers[at].clone();
             worker.because("cpus", shown(cpus.as_ref()), reason);
             let (nodes, reason) = mems[at].clone();
@@ -70,6 +71,7 @@ pub(super) fn plan(
             Ok(WorkerPlan {
                 name: slot.name.clone(),
                 rank,
+                program: slot.program.map(|at| context.spec.programs()[at].name.clone()),
                 gpu: slot.chosen.map(worker_gpu),
                 binding: Binding { cpus, mems: nodes, memory_policy },
                 nics: nics[at].ports.clone(),
@@ -262,6 +264,16 @@ impl Worker<'_> {
         let rejected =
             if self.slot.chosen.is_some() { selected.rejected.clone() } else { Vec::new() };
         self.why.push(Why { choice: "gpu".to_owned(), chosen, reason, rejected });
+    }
+
+    /// Which of several programs it runs, and why with this GPU.
+    fn program(&mut self) {
+        let Some(at) = self.slot.program else { return };
+        let program = &self.context.spec.programs()[at];
+        let group = self.context.selected.groups.get(at).filter(|_| self.slot.chosen.is_some());
+        let reason = group.map_or("a rank for the CPUs alone", String::as_str);
+        let chosen = format!("{}, with {} ranks", program.name, program.workers);
+        self.because("program", chosen, reason);
     }
 
     fn memory_limit(

@@ -11,7 +11,7 @@ use super::{
     Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand,
     SupervisionSpec,
 };
-use super::{implausible, network, texts};
+use super::{implausible, network, programs, texts};
 use crate::units::{Size, Span};
 
 /// Checks a spec against itself.
@@ -23,6 +23,7 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     network::check(spec)?;
     processes(spec)?;
     ranks(spec)?;
+    programs::check(spec)?;
     implausible::addresses(spec)?;
     implausible::memory(spec)?;
     bootstrap(spec)?;

@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use super::{
     Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, Limit, MemoryPolicy, NetDevices,
-    PortRange, RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive, WorkerNames,
+    PortRange, ProgramSpec, RestartWhen, Treatment, UcxCompat, UcxPreset, UcxVersion, Unresponsive,
+    WorkerNames,
 };
 use crate::ids::ClusterName;
 use crate::units::{Size, Span};
@@ -160,6 +161,20 @@ impl Given for Vec<Bootstrap> {
             return Ok(Vec::new());
         }
         texts.iter().map(|text| parsed(&[text])).collect()
+    }
+}
+
+impl Given for Vec<ProgramSpec> {
+    /// Reads `trainer=4`, each a program and its number of ranks.
+    fn read(texts: &[&str]) -> Result<Self, String> {
+        let program = |text: &&str| {
+            let (name, number) = text
+                .split_once('=')
+                .ok_or_else(|| format!("{text:?} is no program with its ranks, like trainer=4"))?;
+            let workers = whole(number).map_err(|reason| format!("{text:?}: {reason}"))?;
+            Ok(ProgramSpec { name: name.to_owned(), workers, argv: None })
+        };
+        texts.iter().map(program).collect()
     }
 }
 
@@ -368,11 +383,14 @@ flags! {
         supervision.audit: Switch "audit" / "no-audit";
     }
     "Programs" {
+        /// Several programs in one job, each with its number of ranks (repeatable); their commands
+        /// are parted by a lone ':', in this order
+        command.programs: Names "program" "NAME=N" list;
         /// In whose languages ranks are told of each other: torch, threads, nccl, jax, mpi, rrun,
         /// pmix (Open MPI, in place of mpi), or none [default: all but pmix]
         command.bootstrap: Names "bootstrap" "NAMES" list;
         /// How often all ranks are started again together when one fails
-        command.restarts: Whole "restarts" "N";
+        command.restarts: Whole "restarts" "N" | "max-restarts";
         /// Number of GPUs that are kept for those that fail
         command.spares: Whole "spares" "N";
         /// Python modules to import once, before the ranks are forked, such as torch

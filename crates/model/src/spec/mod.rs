@@ -13,6 +13,7 @@ mod gpu_selection;
 mod implausible;
 mod net_devices;
 mod network;
+mod programs;
 mod python;
 mod read;
 mod request;
@@ -45,7 +46,7 @@ pub use schema::schema;
 pub use request::{Origin, Request};
 pub use sections::{
     CommandSpec, DaskSpec, DeviceSpec, LogSpec, MatchSpec, MemorySpec, NativeSpec, OverrideSpec,
-    RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, UlimitSpec, WorkerSpec,
+    ProgramSpec, RmmSpec, SchedulerSpec, SupervisionSpec, TlsSpec, UcxSpec, UlimitSpec, WorkerSpec,
 };
 pub use template::{Template, TemplateError, Variables};
 pub use texts::each as each_text;
@@ -170,7 +171,9 @@ impl ClusterSpec {
         let paths = [ca_file, cert, key, local_directory, pid_file, scheduler, logs, output];
         let DaskSpec { python, preload, .. } = &mut self.dask;
         let programs = [&mut self.native.program, python, &mut self.ucx.library];
-        let command = self.command.argv.iter_mut().flatten().take(1);
+        let several = self.command.programs.iter_mut().flatten();
+        let several = several.flat_map(|program| program.argv.iter_mut().flatten().take(1));
+        let command = self.command.argv.iter_mut().flatten().take(1).chain(several);
         let programs = programs.into_iter().flatten().chain(command);
         let programs = programs.filter(|program| program.contains('/'));
         let preload = preload.iter_mut().flatten().filter(|module| is_file(module));

@@ -221,6 +221,20 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
             // A program may be given empty arguments.
             json!({"minItems": 1, "items": {"type": ["string", "number", "boolean"]}}),
         ),
+        (
+            "ProgramSpec",
+            "argv",
+            json!({"minItems": 1, "items": {"type": ["string", "number", "boolean"]}}),
+        ),
+        (
+            "ProgramSpec",
+            "name",
+            json!({
+                "type": ["string", "boolean", "null"],
+                "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,31}$|\\$\\{",
+            }),
+        ),
+        ("ProgramSpec", "workers", least(1)),
         ("DaskSpec", "start_workers", least(1)),
         ("DaskSpec", "protocol", words(PROTOCOLS)),
         ("DaskSpec", "start_method", words(START_METHODS)),

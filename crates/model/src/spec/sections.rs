@@ -326,6 +326,10 @@ section! {
         /// A program's relative path is below the spec file's directory, a name is looked up in
         /// `PATH`; arguments stay as they are. Ranks run in the directory of the call.
         argv: Vec<String>,
+        /// Several programs in one job, instead of `argv`: each has as many ranks as its `workers`
+        /// says, on GPUs that reach each other best, and all together are one world. Ranks are
+        /// numbered program by program. Default: none.
+        programs: Vec<ProgramSpec>,
         /// What `CUDA_VISIBLE_DEVICES` shows a rank. Default: `all`, which fits programs that
         /// select the device with the number in `LOCAL_RANK`, as PyTorch's do.
         visible_devices: VisibleDevices,
@@ -349,6 +353,21 @@ section! {
         /// job are replaced. Default: none.
         output_dir: String,
     }
+}
+
+/// One of several programs of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ProgramSpec {
+    /// Its name: letters, digits, `-` and `_`, a letter first, at most 32. Ranks find it in
+    /// `ROLE_NAME`.
+    pub name: String,
+    /// How many ranks run it.
+    pub workers: u32,
+    /// Program and arguments, as in `command.argv`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argv: Option<Vec<String>>,
 }
 
 section! {

@@ -18,7 +18,7 @@ impl Actor {
     /// Has the workers of the next start told of each other.
     pub(super) fn meet(&mut self, restart: u32, members: Vec<usize>) {
         let Some(meeting) = &self.meeting else {
-            return self.tell_later(Event::Met { failure: None });
+            return self.tell_later(Event::Met(Ok(Vec::new())));
         };
         let programs = Arc::clone(meeting).meet(restart, members.clone());
         self.next_start = Some(Box::pin(async move { (members, programs.await) }));
@@ -32,14 +32,15 @@ impl Actor {
         self.next_start = None;
         let programs = match programs {
             Ok(programs) => programs,
-            Err(failure) => return Event::Met { failure: Some(failure) },
+            Err(failure) => return Event::Met(Err(failure)),
         };
+        let roles = programs.iter().map(|program| program.role.clone()).collect();
         for (member, program) in members.iter().zip(programs) {
             if let Some(worker) = self.launch.workers.get_mut(*member) {
                 worker.program = program;
             }
         }
-        Event::Met { failure: None }
+        Event::Met(Ok(roles))
     }
 }
 

@@ -13,7 +13,7 @@ mod meeting;
 mod teardown;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,9 @@ use meeting::{NextStart, prepared};
 use super::control::Control;
 use super::core::{Action, Core, Event, SlotNumber, Subject};
 use super::gpu::GpuWatch;
-use super::handle::{ControlRequest, Handle, Meet, Options, OutputPipe, RequestError, StartError};
+use super::handle::{
+    ControlRequest, Handle, Input, Meet, Options, OutputPipe, RequestError, StartError,
+};
 use super::record::What;
 use super::state::ClusterState;
 use super::{
@@ -104,6 +106,8 @@ pub(super) struct Actor {
     stop_signal: i32,
     /// The reader of the workers' output.
     output: Option<OutputPipe>,
+    /// Standard input for a worker that has not been started yet.
+    input: Option<Input>,
     /// Tells workers of each other before they start again together.
     meeting: Option<Arc<dyn Meet>>,
     /// The programs of the next start, as they are being prepared.
@@ -190,6 +194,7 @@ impl Actor {
             keep: false,
             stop_signal: libc::SIGTERM,
             output: options.output,
+            input: options.input,
             meeting: options.meeting,
             next_start: None,
         };
@@ -372,6 +377,7 @@ impl Actor {
 
     fn start(&mut self, slot: usize, key: Key) {
         // The core starts only these.
+        let input = self.input(slot);
         let Some(spec) = self.launch.processes().nth(slot) else { return };
         let start = Start {
             key,
@@ -384,10 +390,11 @@ impl Actor {
                 || self.output.as_ref().is_some_and(|output| output.separate_streams),
             copy: self.copy(slot),
             cgroup: None,
-            fork_server: spec.fork_server.clone(),
+            // A forked process has the server's standard input.
+            fork_server: spec.fork_server.clone().filter(|_| input.is_none()),
         };
         let since = SystemTime::now();
-        match self.guardian.spawn(start, self.instructions(spec)) {
+        match self.guardian.spawn(start, self.instructions(spec), input) {
             Ok(status) => {
                 self.unheard.insert(key, (status, since));
                 self.look_at = self.look_at.or(Some(Instant::now()));
@@ -403,6 +410,14 @@ impl Actor {
     fn rank(&self, slot: SlotNumber) -> Option<u32> {
         let worker = slot.checked_sub(usize::from(self.launch.scheduler.is_some()))?;
         u32::try_from(worker).ok()
+    }
+
+    /// What a worker reads, which is nobody else's from now on.
+    fn input(&mut self, slot: SlotNumber) -> Option<OwnedFd> {
+        let worker = self.rank(slot)? as usize;
+        let input = self.input.take_if(|input| input.worker == worker)?;
+        // If it can't be duplicated, there is no descriptor for a pipe of its own either.
+        Arc::try_unwrap(input.from).or_else(|shared| shared.try_clone()).ok()
     }
 
     /// Where a worker's output also goes. Each start has files of its own.

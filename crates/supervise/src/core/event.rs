@@ -58,7 +58,7 @@ pub(crate) enum Event {
     /// The cluster was verified.
     Verified,
     /// What the ranks of the next start are told is made, or could not be.
-    Met { failure: Option<String> },
+    Met(Result<Vec<Option<String>>, String>),
     /// The guardian is gone.
     GuardianLost,
     /// What all processes need is gone.

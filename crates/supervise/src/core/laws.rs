@@ -153,9 +153,10 @@ impl World {
             Happening::Scale(workers) => Some(Event::Scale(workers)),
             Happening::Verified => Some(Event::Verified),
             Happening::Stall(begins) => Some(Event::Stalled(begins.then(stall))),
-            Happening::Meet(fails) => {
-                self.meeting.then(|| Event::Met { failure: fails.then(|| "no port".to_owned()) })
-            }
+            Happening::Meet(fails) => self.meeting.then(|| {
+                let met = if fails { Err("no port".to_owned()) } else { Ok(Vec::new()) };
+                Event::Met(met)
+            }),
             Happening::Gpu(slot, finding) => self.awaited.contains(&slot).then(|| Event::Gpu {
                 slot,
                 finding: match finding {

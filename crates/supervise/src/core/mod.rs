@@ -252,7 +252,7 @@ impl Core {
             Event::Restart(slot) => self.restart(slot, now),
             Event::Scale(wanted) => self.scale(wanted, now),
             Event::Verified => self.unverified = false,
-            Event::Met { failure } => self.met(failure, now),
+            Event::Met(met) => self.met(met, now),
             Event::GuardianLost => {
                 let text = "the guardian process has ended; nothing holds the processes together \
                             any more";

@@ -182,8 +182,9 @@ impl Core {
         next
     }
 
-    /// Handles that the ranks can be told of each other, or why not.
-    pub(super) fn met(&mut self, failure: Option<String>, now: Moment) {
+    /// Handles that the ranks can be told of each other, with each one's of several programs, or
+    /// why not.
+    pub(super) fn met(&mut self, met: Result<Vec<Option<String>>, String>, now: Moment) {
         let Some(together) = self.together.as_mut().filter(|one| one.stage == Stage::Meeting)
         else {
             return;
@@ -192,8 +193,14 @@ impl Core {
         for (rank, number) in (0..).zip(together.members.clone()) {
             self.slots[number].shown.rank = Some(rank);
         }
-        if let (Some(reason), None) = (failure, &self.ending) {
-            let text = format!("the ranks have no place to find each other again: {reason}");
+        let members = together.members.clone();
+        let failure = met.map(|roles| {
+            for (number, role) in members.into_iter().zip(roles) {
+                self.slots[number].shown.program = role;
+            }
+        });
+        if let (Err(reason), None) = (failure, &self.ending) {
+            let text = format!("the ranks cannot be started again: {reason}");
             let cause = Cause::of_cluster(text);
             self.begin_end(Outcome::Failed(cause), Escalation::Graceful, now);
         }

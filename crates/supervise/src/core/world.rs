@@ -172,7 +172,7 @@ impl World {
                 self.forks |= self.living.get(key).is_some_and(|slot| !self.is_worker(*slot));
             }
             Event::Verified => self.launch.to_be_verified = false,
-            Event::Met { .. } => self.meeting = false,
+            Event::Met(_) => self.meeting = false,
             _ => {}
         }
         if let Event::Said { key, status: Status::Working } = &event

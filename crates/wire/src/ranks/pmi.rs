@@ -1,7 +1,7 @@
 //! PMI-1 and PMI-2, the server's side.
 //!
 //! Starts as PMI-1, whose messages are lines; a rank that asks for PMI-2 goes on with messages of a
-//! stated length. All ranks are on one machine and of one program. Starting more processes and
+//! stated length. All ranks are on one machine. Starting more processes and
 //! published names are refused.
 
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ const OF_NODE: &str = "node/";
 pub struct Pmi {
     rank: u32,
     size: u32,
+    /// Which of several programs it runs, by number.
+    program: u32,
     job: String,
     second: bool,
     /// The command that waits for an answer.
@@ -60,8 +62,9 @@ impl Message {
 
 impl Pmi {
     /// A rank of a job of this name, in which nobody reads a meaning, but which has no blanks.
-    pub fn new(rank: u32, size: u32, job: &str) -> Self {
-        Self { rank, size, job: job.to_owned(), second: false, asked: None }
+    /// `program` counts the job's programs from 0: `MPI_APPNUM`.
+    pub fn new(rank: u32, size: u32, program: u32, job: &str) -> Self {
+        Self { rank, size, program, job: job.to_owned(), second: false, asked: None }
     }
 
     /// What every process manager knows of a job.
@@ -83,7 +86,7 @@ impl Pmi {
                 say(&format!("cmd=response_to_init pmi_version={version} rc=0"))
             }
             "get_maxes" => say(&format!("cmd=maxes {LIMITS} rc=0")),
-            "get_appnum" => say("cmd=appnum appnum=0 rc=0"),
+            "get_appnum" => say(&format!("cmd=appnum appnum={} rc=0", self.program)),
             "get_my_kvsname" => say(&format!("cmd=my_kvsname kvsname={job} rc=0")),
             "get_universe_size" => say(&format!("cmd=universe_size size={} rc=0", self.size)),
             "put" => {
@@ -113,8 +116,8 @@ impl Pmi {
         let done = |told: &str| Ok(Heard::Say(response(&message, told, 0)));
         match message.command.as_str() {
             "fullinit" => done(&format!(
-                "pmi-version=2;pmi-subversion=0;rank={};size={};appnum=0;debugged=FALSE;pmiverbose=FALSE;",
-                self.rank, self.size
+                "pmi-version=2;pmi-subversion=0;rank={};size={};appnum={};debugged=FALSE;pmiverbose=FALSE;",
+                self.rank, self.size, self.program
             )),
             "job-getid" => done(&format!("jobid={};", self.job)),
             "finalize" => done(""),
@@ -309,11 +312,12 @@ mod tests {
 
     #[test]
     fn a_rank_of_mpich_finds_its_job() {
-        let mut rank = Pmi::new(1, 2, "run-7");
+        let mut rank = Pmi::new(1, 2, 0, "run-7");
         let hello = told(&mut rank, "cmd=init pmi_version=1 pmi_subversion=1\n");
         assert_eq!(said(hello), "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n");
         let maxes = said(told(&mut rank, "cmd=get_maxes\n"));
         assert_eq!(maxes, "cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0\n");
+        assert_eq!(said(told(&mut rank, "cmd=get_appnum\n")), "cmd=appnum appnum=0 rc=0\n");
         assert!(said(told(&mut rank, "cmd=get_my_kvsname\n")).contains("kvsname=run-7 "));
         let mapping = told(&mut rank, "cmd=get kvsname=run-7 key=PMI_process_mapping\n");
         assert_eq!(said(mapping), "cmd=get_result value=(vector,(0,1,2)) rc=0\n");
@@ -334,12 +338,12 @@ mod tests {
 
     #[test]
     fn a_rank_that_asks_for_pmi_2_gets_it() {
-        let mut rank = Pmi::new(3, 8, "j");
+        let mut rank = Pmi::new(3, 8, 1, "j");
         let hello = told(&mut rank, "cmd=init pmi_version=2 pmi_subversion=0\n");
         assert_eq!(said(hello), "cmd=response_to_init pmi_version=2 pmi_subversion=0 rc=0\n");
         let full = said(told(&mut rank, &second("cmd=fullinit;thrid=9;pmirank=3;")));
         assert!(full[6..].starts_with("cmd=fullinit-response;thrid=9;pmi-version=2;"), "{full}");
-        assert!(full.contains(";rank=3;size=8;") && full.ends_with(";rc=0;"), "{full}");
+        assert!(full.contains(";rank=3;size=8;appnum=1;") && full.ends_with(";rc=0;"), "{full}");
         assert_eq!(full[..6].trim().parse::<usize>().expect("a length"), full.len() - 6);
         let wait = told(&mut rank, &second("cmd=info-getnodeattr;key=a;wait=TRUE;"));
         let wanted = Ask::Get { name: "node/a".into(), wait: Wait::Forever };
@@ -354,7 +358,7 @@ mod tests {
 
     #[test]
     fn what_is_not_done_is_refused_and_the_connection_goes_on() {
-        let mut rank = Pmi::new(0, 1, "j");
+        let mut rank = Pmi::new(0, 1, 0, "j");
         let spawn = "mcmd=spawn\nnprocs=1\nexecname=a\ntotspawns=2\nspawnssofar=1\nendcmd\n";
         let mut bytes = spawn.as_bytes().to_vec();
         assert_eq!(rank.hear(&mut bytes), Ok(None), "the second is missing");
@@ -366,12 +370,12 @@ mod tests {
     #[test]
     fn other_languages_end_the_connection() {
         for said in ["GET / HTTP/1.1\n", "cmd=put key=a\n", "cmd=\n", "\u{0}\n"] {
-            let heard = Pmi::new(0, 1, "j").hear(&mut said.as_bytes().to_vec());
+            let heard = Pmi::new(0, 1, 0, "j").hear(&mut said.as_bytes().to_vec());
             assert!(heard.is_err(), "{said}: {heard:?}");
         }
         let mut endless = vec![b'a'; LONGEST + 1];
-        assert!(Pmi::new(0, 1, "j").hear(&mut endless).is_err());
-        let mut second = Pmi { second: true, ..Pmi::new(0, 1, "j") };
+        assert!(Pmi::new(0, 1, 0, "j").hear(&mut endless).is_err());
+        let mut second = Pmi { second: true, ..Pmi::new(0, 1, 0, "j") };
         assert!(second.hear(&mut b"abcdef".to_vec()).is_err());
     }
 }

@@ -48,11 +48,16 @@ pub(crate) struct Told {
     socket: PathBuf,
     address: SocketAddr,
     token: Secret,
-    ranks: u32,
+    /// Each rank's program, by number.
+    programs: Vec<u32>,
     job: String,
 }
 
 impl Told {
+    fn ranks(&self) -> u32 {
+        u32::try_from(self.programs.len()).unwrap_or(u32::MAX)
+    }
+
     /// The connections that a rank finds open: MPI's.
     pub(crate) fn connections(&self, rank: u32) -> BTreeMap<String, Connection> {
         let greeting = format!("rank={rank}\n");
@@ -64,7 +69,7 @@ impl Told {
     pub(crate) fn rrun(&self, rank: u32) -> [(&'static str, String); 4] {
         [
             ("RRUN_RANK", rank.to_string()),
-            ("RRUN_NRANKS", self.ranks.to_string()),
+            ("RRUN_NRANKS", self.ranks().to_string()),
             ("RRUN_SOCKET_ADDR", self.address.to_string()),
             ("RRUN_SOCKET_TOKEN", self.token.to_hex()),
         ]
@@ -72,20 +77,20 @@ impl Told {
 }
 
 impl Rendezvous {
-    /// Listens for the ranks of a job of this name.
+    /// Listens for the ranks of a job of this name, which run these of its programs, by number.
     ///
     /// # Errors
     /// If the socket can't be made, or there is no free port.
     pub(crate) async fn open(
         socket: &Path,
         job: &str,
-        ranks: u32,
+        programs: Vec<u32>,
         token: Secret,
     ) -> io::Result<Self> {
         let mpi = OwnUser::bind(socket)?;
         let rapids = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let (address, socket) = (rapids.local_addr()?, socket.to_owned());
-        let told = Told { socket, address, token, ranks, job: job.to_owned() };
+        let told = Told { socket, address, token, programs, job: job.to_owned() };
         Ok(Self { mpi, rapids, told })
     }
 
@@ -98,7 +103,7 @@ impl Rendezvous {
     pub(crate) async fn serve(self) {
         let Self { mut mpi, rapids, told } = self;
         let mut ranks = tokio::task::JoinSet::new();
-        let shared = || Arc::new(Shared::new(told.ranks));
+        let shared = || Arc::new(Shared::new(told.ranks()));
         let (of_mpi, of_rapids, told) = (shared(), shared(), Arc::new(told));
         let strangers = Arc::new(Semaphore::new(STRANGERS));
         // Beyond the places nobody is accepted: a rank waits in the listener's queue, and is not
@@ -134,8 +139,10 @@ async fn with_mpi(mut stream: tokio::net::UnixStream, told: &Told, shared: &Shar
         Ok(Some(line)) => line.strip_prefix("rank=").and_then(|rank| rank.parse().ok()),
         _ => None,
     };
-    if let Some(rank) = rank.filter(|rank| *rank < told.ranks) {
-        converse(stream, read, Pmi::new(rank, told.ranks, &told.job), shared).await;
+    let Some(rank) = rank else { return };
+    if let Some(program) = told.programs.get(rank as usize) {
+        let session = Pmi::new(rank, told.ranks(), *program, &told.job);
+        converse(stream, read, session, shared).await;
     }
 }
 
@@ -163,7 +170,7 @@ async fn with_rapids(
     let mut read = Vec::new();
     let greeted = async {
         loop {
-            match ranks::greeted(&mut read, told.ranks, &told.token) {
+            match ranks::greeted(&mut read, told.ranks(), &told.token) {
                 Ok(None) if stream.read_buf(&mut read).await.is_ok_and(|more| more > 0) => {}
                 Ok(Some(greeted)) => return Some(greeted),
                 _ => return None,

@@ -197,8 +197,8 @@ impl Guardian {
         self.cgroup.as_ref()
     }
 
-    /// Starts a process, whose fate arrives in reports. Returns the supervisor's end of its status
-    /// pipe.
+    /// Starts a process, whose fate arrives in reports. Its standard input is `input`, or empty.
+    /// Returns the supervisor's end of its status pipe.
     ///
     /// # Errors
     /// If the guardian accepts no requests, or descriptors have run out.
@@ -206,6 +206,7 @@ impl Guardian {
         &self,
         mut start: Start,
         mut instructions: Instructions,
+        input: Option<OwnedFd>,
     ) -> Result<UnixStream, GuardianError> {
         let deaf = |source| self.deaf(source);
         let group = self.cgroup.as_ref().map(|group| {
@@ -216,7 +217,7 @@ impl Guardian {
         instructions.cgroup = start.cgroup.clone();
         let paper = write_down(&instructions).map_err(deaf)?;
         let (status, its_end) = UnixStream::pair().map_err(deaf)?;
-        let descriptors = vec![paper.into(), its_end.into()];
+        let descriptors = [paper.into(), its_end.into()].into_iter().chain(input).collect();
         self.request(&Request::Start(start), descriptors)?;
         Ok(status)
     }

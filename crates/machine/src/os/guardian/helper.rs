@@ -15,8 +15,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::Pid;
 
 /// Starts this program with a hidden subcommand, as leader of its own process group, with default
-/// signal actions, an empty signal mask, `/dev/null` as standard input, and `descriptors` (number
-/// here, number in the new process).
+/// signal actions, an empty signal mask, and `descriptors` (number here, number in the new
+/// process); `/dev/null` stands for a standard stream that is not among them.
 pub(super) fn spawn_at(
     helper: &Path,
     arguments: &[String],

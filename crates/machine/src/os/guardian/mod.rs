@@ -80,7 +80,8 @@ impl Start {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Request {
-    /// Start a shim. Instructions and status pipe are sent along as descriptors.
+    /// Start a shim. Instructions, status pipe and, if it has one, standard input are sent along as
+    /// descriptors.
     Start(Start),
     /// Send a signal to a process group.
     Signal { key: Key, signal: i32 },

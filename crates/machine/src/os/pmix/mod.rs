@@ -37,8 +37,8 @@ const SETTINGS: &str = "PMIX_MCA_";
 pub struct Job {
     /// Its name, which ranks are told.
     pub name: String,
-    /// How many ranks it has, all of this machine.
-    pub ranks: u32,
+    /// The program of each of its ranks, by number; all are of this machine.
+    pub programs: Vec<u32>,
     /// Where libpmix may be; the first that can be opened serves.
     pub libraries: Vec<PathBuf>,
     /// An empty directory for the files of libpmix and of the ranks.
@@ -158,16 +158,17 @@ fn serve(input: &mut impl BufRead) -> Result<(String, Vec<BTreeMap<String, Strin
     let pmix = open(&job.libraries)?;
     let of_server = job.directory.join("server");
     let of_ranks = job.directory.join("ranks");
-    let of_each = (0..job.ranks).map(|rank| of_ranks.join(rank.to_string()));
+    let count = u32::try_from(job.programs.len()).unwrap_or(u32::MAX);
+    let of_each = (0..count).map(|rank| of_ranks.join(rank.to_string()));
     for path in [of_server.clone(), of_ranks.clone()].into_iter().chain(of_each) {
         std::fs::create_dir(&path).map_err(|source| Failure::Directory { path, source })?;
     }
     let host = host();
     pmix.init(of_the_server(&job.name, &host, &of_server))?;
-    let list = ranks(job.ranks);
+    let list = ranks(count);
     let maps = [pmix.node_map(&host)?, pmix.proc_map(&list)?];
-    pmix.register_job(&job.name, job.ranks, of_the_job(&job, &host, maps, &of_ranks))?;
-    let variables = (0..job.ranks).map(|rank| {
+    pmix.register_job(&job.name, count, of_the_job(&job, &host, maps, &of_ranks))?;
+    let variables = (0..count).map(|rank| {
         pmix.register_rank(&job.name, rank)?;
         let told = pmix.variables(&job.name, rank)?;
         let pair =
@@ -217,7 +218,9 @@ fn of_the_server(job: &str, host: &str, directory: &Path) -> Vec<Attribute> {
 
 /// What ranks can ask of their job: PMIx standard 4.1, section 16.2.3.2, what a server must tell.
 fn of_the_job(job: &Job, host: &str, [nodes, procs]: [String; 2], files: &Path) -> Vec<Attribute> {
-    let size = Value::Number(job.ranks);
+    let count = u32::try_from(job.programs.len()).unwrap_or(u32::MAX);
+    let size = Value::Number(count);
+    let programs = job.programs.iter().max().map_or(1, |last| last + 1);
     let mut attributes = vec![
         ("pmix.nmap", Value::Text(nodes)),
         ("pmix.pmap", Value::Text(procs)),
@@ -227,23 +230,25 @@ fn of_the_job(job: &Job, host: &str, [nodes, procs]: [String; 2], files: &Path) 
         ("pmix.max.size", size.clone()),
         ("pmix.local.size", size.clone()),
         ("pmix.node.size", size),
-        ("pmix.job.napps", Value::Number(1)),
+        ("pmix.job.napps", Value::Number(programs)),
         ("pmix.num.nodes", Value::Number(1)),
         ("pmix.nodeid", Value::Number(0)),
-        ("pmix.lpeers", Value::Text(ranks(job.ranks))),
+        ("pmix.lpeers", Value::Text(ranks(count))),
         ("pmix.lldr", Value::Rank(0)),
         // Open MPI's session directories, which the run directory's owner removes.
         ("pmix.tmpdir", text(files)),
         ("pmix.nsdir", text(files)),
         ("pmix.tdir.rmclean", Value::Yes),
     ];
-    for rank in 0..job.ranks {
+    for (rank, program) in (0..).zip(&job.programs) {
+        let before = job.programs[..rank as usize].iter().filter(|other| *other == program);
+        let in_program = u32::try_from(before.count()).unwrap_or(u32::MAX);
         let among_ranks = u16::try_from(rank).unwrap_or(u16::MAX);
         let of_rank = vec![
             ("pmix.rank", Value::Rank(rank)),
             ("pmix.grank", Value::Rank(rank)),
-            ("pmix.apprank", Value::Rank(rank)),
-            ("pmix.appnum", Value::Number(0)),
+            ("pmix.apprank", Value::Rank(in_program)),
+            ("pmix.appnum", Value::Number(*program)),
             ("pmix.lrank", Value::Small(among_ranks)),
             ("pmix.nrank", Value::Small(among_ranks)),
             ("pmix.nodeid", Value::Number(0)),

@@ -37,7 +37,7 @@ fn free(world: &mut World) {
 fn meet(world: &mut World) {
     assert!(world.meeting);
     assert!(world.living.is_empty(), "nobody starts before");
-    world.tell(Event::Met { failure: None });
+    world.tell(Event::Met(Ok(Vec::new())));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn an_end_while_ranks_are_told_of_each_other_is_one() {
     assert!(matches!(world.outcome, Some(Outcome::Stopped { .. })));
     failing.die(1, Exit::by_signal(9));
     others_end(&mut failing);
-    failing.tell(Event::Met { failure: Some("no free port".to_owned()) });
+    failing.tell(Event::Met(Err("no free port".to_owned())));
     let Some(Outcome::Failed(cause)) = failing.outcome else { panic!("{:?}", failing.outcome) };
     assert!(cause.text.ends_with("again: no free port"), "{}", cause.text);
 }

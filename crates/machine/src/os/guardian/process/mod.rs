@@ -282,7 +282,7 @@ impl Guard {
 
     /// Starts a process; returns its id and its number of output streams.
     fn spawn(&mut self, start: &Start, descriptors: &[OwnedFd]) -> io::Result<(Pid, usize)> {
-        let [instructions, status] = descriptors else {
+        let [instructions, status, input @ ..] = descriptors else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "two descriptors belong here"));
         };
         let separate = start.separate_streams;
@@ -300,15 +300,15 @@ impl Guard {
                 Err(error) => fork::excuse(status, &error),
             }
         }
-        let pid = helper::spawn(
-            &[shim::SUBCOMMAND.to_owned(), getpid().to_string()],
-            &[
-                (output.as_raw_fd(), 1),
-                (error.as_ref().unwrap_or(&output).as_raw_fd(), 2),
-                (instructions.as_raw_fd(), shim::INSTRUCTIONS_FD),
-                (status.as_raw_fd(), shim::STATUS_FD),
-            ],
-        )?;
+        let mut descriptors = vec![
+            (output.as_raw_fd(), 1),
+            (error.as_ref().unwrap_or(&output).as_raw_fd(), 2),
+            (instructions.as_raw_fd(), shim::INSTRUCTIONS_FD),
+            (status.as_raw_fd(), shim::STATUS_FD),
+        ];
+        descriptors.extend(input.first().map(|input| (input.as_raw_fd(), 0)));
+        let arguments = [shim::SUBCOMMAND.to_owned(), getpid().to_string()];
+        let pid = helper::spawn(&arguments, &descriptors)?;
         Ok((pid, streams))
     }
 
