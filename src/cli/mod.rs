@@ -15,6 +15,7 @@ mod events;
 mod exec;
 mod explain;
 mod failure;
+mod fallen;
 mod flags;
 mod gathering;
 mod heat;

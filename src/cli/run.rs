@@ -2,7 +2,7 @@
 //! finished.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 
 use clap::Args;
@@ -13,7 +13,7 @@ use super::relay::Relay;
 use super::signals::Signals;
 use super::standard_input::{self, Reader};
 use super::workers::sentence;
-use super::{audit, output, reach, screen, up};
+use super::{audit, fallen, output, reach, screen, up};
 use crate::cluster::{Detached, Lifetime, OutputForm, Prepared, RankInput, Report, Start, UpError};
 use crate::os;
 use crate::os::argument::encoded;
@@ -21,7 +21,7 @@ use crate::os::run_directory::Paths;
 use crate::plan::WorkerPlan;
 use crate::spec::{ClusterSpec, EngineKind, ProgramSpec, Request};
 use crate::supervise::record::{Record, What};
-use crate::supervise::{ClusterState, Escalation, Outcome, ProcessState, Stall};
+use crate::supervise::{Escalation, Outcome, Stall};
 use crate::wire::process;
 
 /// Arguments of `run`.
@@ -270,16 +270,7 @@ async fn attend(
             Ok(Exit::Stalled)
         }
         (Outcome::Failed(cause), None) => {
-            let root = root(&last, &cause.text);
-            output::status(&format!("run: {root}; the other ranks were stopped"));
-            let crashes = Paths::of(&plan.name).crashes();
-            let kept = bundle(&last, &crashes);
-            for line in kept.as_deref().and_then(error).iter().flat_map(|text| text.lines()) {
-                output::status(&format!("run: | {line}"));
-            }
-            if let Some(kept) = kept.or_else(|| crashes.is_dir().then_some(crashes)) {
-                output::status(&format!("run: what is known of it is in {}", kept.display()));
-            }
+            fallen::tell(&last, &cause.text, &Paths::of(&plan.name));
             Ok(cause.exit.map_or(Exit::Failed, program_exit))
         }
     }
@@ -331,39 +322,6 @@ fn tell(record: &Record, copies: Option<&Path>) {
 fn ended_by_others() -> Exit {
     output::status("run: it was ended from outside before its ranks had finished");
     Exit::Failed
-}
-
-/// The rank that failed first, and what happened to it.
-fn root(state: &ClusterState, text: &str) -> String {
-    let found = (0..).zip(&state.workers).find(|(_, worker)| began_at(state, worker));
-    let Some((place, worker)) = found else { return text.to_owned() };
-    let program = worker.program.as_ref().map_or_else(String::new, |name| format!(" ({name})"));
-    format!("rank {}{program}: {text}", worker.rank.unwrap_or(place))
-}
-
-/// The crash bundle of the rank that failed first. It may have been written after the last state.
-fn bundle(state: &ClusterState, crashes: &Path) -> Option<PathBuf> {
-    let worker = state.workers.iter().find(|worker| began_at(state, worker))?;
-    worker.last_exit.as_ref()?.bundle.clone().or_else(|| {
-        let bundles = std::fs::read_dir(crashes).ok()?.flatten().map(|entry| entry.path());
-        let of = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()?.split_once('-'));
-            name.is_some_and(|(_, name)| name == worker.name)
-        };
-        bundles.filter(of).max()
-    })
-}
-
-/// What the rank has written of its failure itself.
-fn error(bundle: &Path) -> Option<String> {
-    let crash = std::fs::read_to_string(bundle.join("crash.json")).ok()?;
-    let crash: serde_json::Value = serde_json::from_str(&crash).ok()?;
-    crash["error"].as_str().map(str::to_owned)
-}
-
-fn began_at(state: &ClusterState, worker: &ProcessState) -> bool {
-    let process = state.cause.as_ref().and_then(|cause| cause.process.as_ref());
-    process == Some(&worker.name)
 }
 
 /// A run exits like its first failed rank.

@@ -400,3 +400,27 @@ def test_the_cause_has_what_a_rank_of_pytorch_has_written_of_it():
     )
     assert said.returncode == 3, said.stderr
     assert "run: | RuntimeError: the data are gone" in said.stderr
+    assert "failed, too" not in said.stderr
+
+
+def test_what_other_ranks_say_of_their_own_failures_is_told_as_theirs():
+    said = failed(
+        """
+        import json, os, signal, sys, time
+        rank = os.environ["RANK"]
+        def fail(*_):
+            stack = f"Traceback (most recent call last):\\nValueError: of rank {rank}\\n"
+            error = {"message": f"ValueError: of rank {rank}", "extraInfo": {"py_callstack": stack}}
+            with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+                json.dump({"message": error}, file)
+            os._exit(3)
+        if rank == "0":
+            signal.signal(signal.SIGTERM, fail)
+            time.sleep(100)
+        time.sleep(0.5)
+        fail()
+        """
+    )
+    assert said.returncode == 3, said.stderr
+    assert "run: rank 1: " in said.stderr and "run: | ValueError: of rank 1" in said.stderr
+    assert "run: rank 0 failed, too: ValueError: of rank 0" in said.stderr

@@ -80,6 +80,10 @@ impl Ranks {
             // It is gone, with what it has started, when this returns.
             let _ = before.await;
         }
+        for rank in (0..).take(members.len()) {
+            // What it has said in a start before.
+            let _ = std::fs::remove_file(self.paths.rank_error(rank));
+        }
         // The socket of the start before.
         let _ = std::fs::remove_file(self.paths.socket(RANKS));
         let job = self.plan.name.to_string();

@@ -43,12 +43,18 @@ pub(super) struct Crash<'a> {
 /// Most of an error file that is read.
 const ERROR_BYTES: u64 = 256 << 10;
 
-/// Takes what a program has written of its failure: the call stack, or else the message.
+/// Takes what a program has written of its failure.
 pub(super) fn take_error(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    fs::File::open(path).ok()?.take(ERROR_BYTES).read_to_string(&mut text).ok()?;
+    let error = read_error(path);
     // The next process of this rank writes its own.
     let _ = fs::remove_file(path);
+    error
+}
+
+/// What a program has written of its failure: the call stack, or else the message.
+pub fn read_error(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(ERROR_BYTES).read_to_string(&mut text).ok()?;
     let said: serde_json::Value = serde_json::from_str(&text).ok()?;
     let message = &said["message"];
     let stack = &message["extraInfo"]["py_callstack"];

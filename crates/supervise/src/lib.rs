@@ -29,6 +29,7 @@ mod memory;
 pub mod metrics;
 mod readings;
 mod service;
+pub use crash::read_error;
 pub use handle::{Input, Meet, Meeting, Options, OutputPipe, RequestError, StartError};
 pub use phase::{ClusterPhase, ProcessPhase};
 pub use record::{Cause, Outcome, Record, Stall};

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
 
 use super::crew::Role;
 use super::pmix;
@@ -43,8 +42,8 @@ pub(crate) struct Meeting {
     ports: [u16; 3],
     /// What the caller has set already of [`SETTINGS`].
     kept: Vec<&'static str>,
-    /// Directory for what a rank of PyTorch says of its failure.
-    errors: std::path::PathBuf,
+    /// Those of the run directory, in which ranks of PyTorch say why they fail.
+    paths: Paths,
     rendezvous: Option<rendezvous::Told>,
     /// Each rank's variables of PMIx.
     pmix: Vec<BTreeMap<String, String>>,
@@ -108,7 +107,7 @@ impl Meeting {
             restarts: [restart, told.restarts],
             ports: free_ports()?,
             kept: kept.collect(),
-            errors: paths.root().to_owned(),
+            paths: paths.clone(),
             rendezvous: rendezvous.as_ref().map(|one| one.told().clone()),
             pmix: pmix.as_ref().map(|server| server.variables.clone()).unwrap_or_default(),
         };
@@ -194,7 +193,7 @@ impl Meeting {
             ("TORCHELASTIC_MAX_RESTARTS", self.restarts[1].to_string()),
             ("TORCHELASTIC_RUN_ID", self.job.clone()),
             ("TORCHELASTIC_USE_AGENT_STORE", name("False")),
-            ("TORCHELASTIC_ERROR_FILE", error_file(&self.errors, rank).display().to_string()),
+            ("TORCHELASTIC_ERROR_FILE", self.paths.rank_error(rank).display().to_string()),
         ]
     }
 
@@ -222,11 +221,6 @@ impl Meeting {
             ("MPI_LOCALNRANKS", self.ranks().to_string()),
         ]
     }
-}
-
-/// Where a rank of PyTorch says why it fails.
-fn error_file(directory: &Path, rank: u32) -> std::path::PathBuf {
-    directory.join(format!("error-{rank}.json"))
 }
 
 /// Ports of loopback that are free now, all different.

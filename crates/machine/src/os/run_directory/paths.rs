@@ -119,6 +119,11 @@ impl Paths {
         self.root.join(AUDIT_LOGS)
     }
 
+    /// Where the program of a rank may say why it fails, as PyTorch's `record` does.
+    pub fn rank_error(&self, rank: u32) -> PathBuf {
+        self.root.join(format!("error-{rank}.json"))
+    }
+
     /// The control API's socket.
     pub fn control(&self) -> PathBuf {
         self.socket(CONTROL)
