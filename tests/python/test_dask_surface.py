@@ -5,9 +5,12 @@ is one red line here.
 """
 
 import ast
+import asyncio
 import importlib
 import inspect
+import json
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -191,3 +194,36 @@ def test_what_distributed_ucxx_does_not_document_is_there():
     pytest.importorskip("distributed_ucxx")
     module = named("distributed_ucxx.ucxx")
     assert hasattr(module, "init_once") and "self._ep_handle" in inspect.getsource(module.UCXX)
+
+
+def test_a_scheduler_does_not_wait_for_a_supervisor_that_reads_nothing():
+    from cuda_cluster_dask.status import Status
+
+    async def tells():
+        ours, theirs = socket.socketpair()
+        status = Status(ours.fileno())
+        for number in range(3000):
+            worker = {"name": f"worker {number % 2000}", "address": "tcp://" + "x" * 100}
+            status.joined(worker)
+            status.parted(worker["name"], True, str(number))
+        # Now it reads.
+        theirs.settimeout(0)
+        text = b""
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            try:
+                text += theirs.recv(1 << 20)
+            except BlockingIOError:
+                break
+        ours.close()
+        theirs.close()
+        return [json.loads(line) for line in text.splitlines()]
+
+    told = asyncio.run(tells())
+    last = {}
+    for one in told:
+        last[one["worker"]["name"] if one["status"] == "joined" else one["name"]] = one
+    assert len(last) == 2000, "each is told of"
+    for number in range(2000):
+        newest = number + 2000 if number < 1000 else number
+        assert last[f"worker {number}"]["reason"] == str(newest)

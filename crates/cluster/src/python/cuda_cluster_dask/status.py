@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import stat
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,8 @@ class Status(Pipe):
         self.is_ready = False
         self._peers: Peers | None = None
         self._answering: asyncio.Future[None] | None = None
+        #: What is to be told of each worker from elsewhere.
+        self._held: dict[str, dict[str, object]] = {}
 
     @classmethod
     def from_environment(cls) -> Status:
@@ -86,12 +89,36 @@ class Status(Pipe):
 
     def joined(self, worker: dict[str, Any]) -> None:
         """A worker from elsewhere has joined this scheduler."""
-        self._tell(status="joined", worker=worker)
+        self._tell_of(worker["name"], status="joined", worker=worker)
 
     def parted(self, name: str, lost: bool, reason: str) -> None:
         """A worker from elsewhere is not this scheduler's any more."""
-        self._tell(status="parted", name=name, lost=lost, reason=reason)
+        self._tell_of(name, status="parted", name=name, lost=lost, reason=reason)
+
+    def _tell_of(self, worker: str, /, **message: object) -> None:
+        """Tells of a worker as soon as there is room: a scheduler does not wait for a supervisor that
+        does not read. What was told of it before, and has not been written yet, is out of date."""
+        self._held.pop(worker, None)
+        self._held[worker] = message
+        self._write_held()
+
+    def _write_held(self) -> None:
+        while self._held and self._descriptor is not None:
+            if not has_room(self._descriptor):
+                asyncio.get_running_loop().add_writer(self._descriptor, self._write_held)
+                return
+            self._tell(**self._held.pop(next(iter(self._held))))
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_writer(self._descriptor)
 
     def leaving(self, then: Then, reason: str | None, lost: bool = False) -> None:
         """What is to follow; the exit status is to be 0. `lost`: for want of a scheduler."""
         self._tell(status="leaving", then=then, reason=reason, lost=lost)
+
+
+def has_room(descriptor: int) -> bool:
+    """Whether a line can be written without waiting: a socket says so while less than a quarter of its
+    buffer is in use, which is more than the longest line."""
+    asked = select.poll()
+    asked.register(descriptor, select.POLLOUT)
+    return bool(asked.poll(0))
