@@ -201,6 +201,30 @@ class Process:
 
 
 @dataclass(frozen=True)
+class JoinedWorker:
+    """A worker of another supervisor, or of none, that has joined a Dask cluster's scheduler."""
+
+    #: For the scheduler.
+    name: str
+    #: `ready`, `left` or `lost`.
+    state: str
+    #: RFC 3339.
+    since: str
+    address: str
+    #: The name of its machine, or its address.
+    host: str
+    #: Its cluster there, and its name in that; None if cuda-cluster has not started it.
+    cluster: str | None = None
+    process: str | None = None
+    gpu: int | None = None
+    cpus: str | None = None
+    nics: list[str] = field(default_factory=list)
+    #: Why it has gone.
+    reason: str | None = None
+    json: dict[str, Any] = _hidden()
+
+
+@dataclass(frozen=True)
 class ClusterState:
     """A cluster, as it is."""
 
@@ -214,6 +238,8 @@ class ClusterState:
     supervisor_pid: int | None = None
     scheduler: Process | None = None
     workers: list[Process] = field(default_factory=list)
+    #: Those of other machines; also the last ones that have gone.
+    joined: list[JoinedWorker] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     json: dict[str, Any] = _hidden()
 

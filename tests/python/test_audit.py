@@ -136,9 +136,7 @@ def test_a_verified_program_has_to_use_the_plans_wires(dgx):
 
 
 def test_what_nccl_writes_with_the_users_own_settings_is_read_where_it_goes():
-    said = run(
-        *SIMULATED, "-n", "2", "--audit", *says("SHM/direct/direct"), env={"NCCL_DEBUG": "INFO"}
-    )
+    said = run(*SIMULATED, "-n", "2", "--audit", *says("SHM/direct/direct"), env={"NCCL_DEBUG": "INFO"})
     assert said.returncode == 0, said.stderr
     assert said.stdout.count("NCCL INFO") == 2, "they are the user's"
     assert "run:   NCCL: SHM (NV18): gpu0 → gpu1, gpu1 → gpu0" in said.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import cuda_cluster
 import pytest
 from conftest import BUILT, RUNTIME
 from hosts import another_host, needs_network
@@ -25,7 +26,9 @@ def joined(name):
     """State and reason of each worker that has joined, by its name in its own cluster."""
     said = asked("ps", name, "-o", "json")
     assert said.returncode == 0, said.stderr
-    return {one["process"]: (one["state"], one.get("reason")) for one in json.loads(said.stdout).get("joined", [])}
+    return {
+        one["process"]: (one["state"], one.get("reason")) for one in json.loads(said.stdout).get("joined", [])
+    }
 
 
 def until(is_so, seconds=120):
@@ -75,6 +78,10 @@ def test_a_host_that_is_lost_is_seen_to_be_and_back_when_it_is(two_hosts):
     until(lambda: joined(home) == READY)
     events = asked("events", home).stdout
     assert events.count("has joined") == 4, events
+    state = cuda_cluster.attach(home).state()
+    assert [(one.cluster, one.process, one.gpu, one.state) for one in sorted(state.joined, key=lambda it: it.name)] == [
+        (guests, "gpu1", 1, "ready"), (guests, "gpu2", 2, "ready"),
+    ]  # fmt: skip
     assert events.count("is lost: its connection broke") == 2, events
     assert process.poll() is None, "it goes on"
     # Nobody comes back any more.
