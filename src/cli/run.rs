@@ -108,6 +108,9 @@ fn readable(arguments: &Arguments, request: &Request) -> Result<(), Failure> {
     if arguments.asked.file.iter().any(|file| file.as_os_str() == "-") {
         return refuse("the spec is read from standard input", "put the spec into a file");
     }
+    if request.spec.topology.as_deref() == Some("-") {
+        return refuse("the machine is read from standard input", "put the machine into a file");
+    }
     Ok(())
 }
 
