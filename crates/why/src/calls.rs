@@ -207,7 +207,9 @@ pub(crate) fn asks_dask(thread: &Thread) -> Option<(String, bool)> {
         |frame: &Frame| frame.file.ends_with("distributed/utils.py") && name_of(frame) == "sync";
     let at = thread.frames.iter().position(is_sync)?;
     let library = |frame: &&Frame| frame.file.contains("/distributed/");
-    let asked = thread.frames[at..].iter().take_while(library).last()?;
+    let asked = thread.frames[at..].iter().take_while(library);
+    // `with Lock()` acquires it.
+    let asked = asked.filter(|frame| !name_of(frame).starts_with("__")).last()?;
     let result = ["result", "gather"].contains(&name_of(asked));
     Some((asked.function.clone(), result && asked.file.ends_with("/client.py")))
 }
