@@ -146,6 +146,15 @@ fn a_wait_that_nothing_explains_is_no_verdict_unless_somebody_may_end_it() {
 }
 
 #[test]
+fn what_anybody_may_send_is_waited_for_and_no_stall() {
+    let datagrams = odd(vec![reads(End::Other("socket".to_owned()))]);
+    assert_eq!(told(&datagrams), gpu1(Standing::Waiting, Kind::Idle));
+    let (path, filesystem) = ("/dev/ttyUSB0".to_owned(), Some("devtmpfs".to_owned()));
+    let instrument = odd(vec![reads(End::File { path, filesystem })]);
+    assert_eq!(told(&instrument), gpu1(Standing::Waiting, Kind::Outside));
+}
+
+#[test]
 fn the_end_of_a_child_is_waited_for_through_its_descriptor_too() {
     let own = with_child(vec![reads(End::Process { pid: 300 })], vec![sleeps(3_600_000)]);
     assert_eq!(told(&own), gpu1(Standing::Stalled, Kind::Sleeps));

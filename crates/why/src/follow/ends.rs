@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Visited, Walk};
+use super::{Visited, Walk, file_of, is_hung};
 use crate::calls;
 use crate::condition::{Condition, Kind, is_long};
 use crate::evidence::{Connection, End, Holder, Outsider, Process, Thread, is_a_device};
@@ -35,6 +35,11 @@ impl<'a> Walk<'a> {
         let at = |kind, text| self.at(process, Some(thread), kind, text);
         if let Some((kind, text)) = ends.iter().find_map(known) {
             return at(kind, text);
+        }
+        if let ([End::File { .. }], true) = (ends, writes) {
+            let (name, file) = file_of(thread);
+            let open = !is_hung(thread);
+            return Condition { open, ..at(Kind::File, format!("is in {name}{file}")) };
         }
         let lost = ends.iter().rev().find_map(|end| {
             unanswered(process, end).or_else(|| unacknowledged(process, thread, end))
@@ -84,7 +89,11 @@ impl<'a> Walk<'a> {
             (None, [End::Changes]) => {
                 at(Kind::Unknown, "waits for changes of files, which anybody may make".to_owned())
             }
-            (None, _) => at(Kind::Idle, "waits for events".to_owned()),
+            (None, _) => {
+                // A datagram's sender is not known, nor is a socket's other end that is new.
+                let open = ends.iter().any(|end| matches!(end, End::Other(_)));
+                Condition { open, ..at(Kind::Idle, "waits for events".to_owned()) }
+            }
         }
     }
 
@@ -127,7 +136,9 @@ impl<'a> Walk<'a> {
                     connection.peer.as_slice()
                 }
                 End::File { path, .. } => {
+                    // A device, or a named pipe that somebody may open.
                     far.outside.insert(path.clone());
+                    far.open = true;
                     &[]
                 }
                 End::Process { pid } => {

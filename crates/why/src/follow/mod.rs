@@ -370,7 +370,7 @@ fn hears_others(process: &Process, thread: &Thread) -> bool {
             !one.closed && (hidden || one.peer.as_ref().is_some_and(outside))
         }),
         End::Pipe { others, .. } => others.iter().any(outside),
-        End::Changes => true,
+        End::Changes | End::Other(_) => true,
         _ => false,
     })
 }

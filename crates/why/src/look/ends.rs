@@ -2,6 +2,7 @@
 //!
 //! *Invariant:* a process at the other end is named only if it was seen to have it open.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -52,12 +53,15 @@ fn inode(link: &str) -> Option<u64> {
     matches!(kind, "pipe" | "socket").then(|| rest.strip_suffix(']')?.parse().ok()).flatten()
 }
 
-/// All descriptors of a job.
+/// The descriptors of a process.
 pub(super) struct Ends<'a> {
+    pub(super) pid: u32,
     pub(super) holders: &'a Holders,
     pub(super) sockets: &'a Sockets,
     /// The rank of each process of the job.
     pub(super) ranks: &'a BTreeMap<u32, String>,
+    /// Its sockets that are connections, in order: read once, because their places are told.
+    pub(super) inodes: OnceCell<Vec<u64>>,
 }
 
 impl Ends<'_> {
@@ -69,7 +73,7 @@ impl Ends<'_> {
             return Some(if link.starts_with("pipe") {
                 self.pipe(pid, number, inode, self.holders.others(inode, pid))
             } else {
-                self.socket(pid, inode)
+                self.socket(inode)
             });
         }
         Some(match link.as_str() {
@@ -87,7 +91,10 @@ impl Ends<'_> {
                 let filesystem = filesystem(pid, &link);
                 if filesystem.as_deref() == Some(NAMED_PIPE) {
                     let inode = info(pid, number, "ino:").unwrap_or(0);
-                    return Some(self.pipe(pid, number, inode, opened(&link, pid)));
+                    let others: Vec<(u32, i32)> = opened(&link, pid).collect();
+                    if !others.is_empty() {
+                        return Some(self.pipe(pid, number, inode, others.into_iter()));
+                    }
                 }
                 End::File { filesystem, path: link }
             }
@@ -111,25 +118,26 @@ impl Ends<'_> {
         End::Pipe { inode, others: others.into_iter().map(|pid| self.holder(pid)).collect() }
     }
 
-    fn socket(&self, pid: u32, inode: u64) -> End {
+    fn socket(&self, inode: u64) -> End {
         if let Some(address) = self.sockets.listener(inode) {
             return End::Listener { address };
         }
-        match self.inodes(pid).iter().position(|one| *one == inode) {
+        match self.inodes().iter().position(|one| *one == inode) {
             Some(place) => End::Connection(place),
             None => End::Other("socket".to_owned()),
         }
     }
 
-    /// The connections of a process.
-    pub(super) fn connections(&self, pid: u32) -> Vec<Connection> {
-        self.inodes(pid).into_iter().filter_map(|inode| self.connection(pid, inode)).collect()
+    /// The connections of the process.
+    pub(super) fn connections(&self) -> Vec<Connection> {
+        self.inodes().iter().filter_map(|inode| self.connection(self.pid, *inode)).collect()
     }
 
-    /// The sockets of a process that are connections, in order.
-    fn inodes(&self, pid: u32) -> Vec<u64> {
-        let found: BTreeSet<u64> = links(pid).filter_map(|link| inode(&link)).collect();
-        found.into_iter().filter(|inode| self.sockets.is_connection(*inode)).collect()
+    fn inodes(&self) -> &[u64] {
+        self.inodes.get_or_init(|| {
+            let found: BTreeSet<u64> = links(self.pid).filter_map(|link| inode(&link)).collect();
+            found.into_iter().filter(|inode| self.sockets.is_connection(*inode)).collect()
+        })
     }
 
     fn connection(&self, pid: u32, inode: u64) -> Option<Connection> {
@@ -142,8 +150,9 @@ impl Ends<'_> {
         Some(connection)
     }
 
-    /// Files that a process has open and of which another one has a lock.
-    pub(super) fn locked(&self, pid: u32) -> Vec<Locked> {
+    /// Files that the process has open and of which another one has a lock.
+    pub(super) fn locked(&self) -> Vec<Locked> {
+        let pid = self.pid;
         let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
         let of_job = |holder: &u32| *holder != pid && self.ranks.contains_key(holder);
         let held: BTreeMap<&str, u32> = held(&locks).filter(|(_, holder)| of_job(holder)).collect();

@@ -15,6 +15,7 @@ pub mod ras;
 mod sockets;
 mod waits;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -200,7 +201,13 @@ impl First {
 
     /// The second look, and what has changed since.
     fn again(self, pid: u32, scene: &Scene) -> Option<(Process, Vec<Unseen>)> {
-        let ends = Ends { holders: &scene.holders, sockets: &scene.sockets, ranks: &scene.members };
+        let ends = Ends {
+            pid,
+            holders: &scene.holders,
+            sockets: &scene.sockets,
+            ranks: &scene.members,
+            inodes: OnceCell::new(),
+        };
         let now = Sample::take(pid)?;
         let mut unseen = Vec::new();
         let mut miss = |what: &str, why: String| {
@@ -243,7 +250,7 @@ impl First {
             threads.push(thread);
         }
         let before = &self.sample;
-        let locked = if threads.iter().any(tries_again) { ends.locked(pid) } else { Vec::new() };
+        let locked = if threads.iter().any(tries_again) { ends.locked() } else { Vec::new() };
         let process = Process {
             pid,
             parent: procfs::parent(pid)?,
@@ -262,7 +269,7 @@ impl First {
                 group.throttled_us = group.throttled_us.saturating_sub(before);
                 group
             }),
-            connections: ends.connections(pid),
+            connections: ends.connections(),
             locked,
             devices: ends::devices(pid),
         };
