@@ -149,7 +149,7 @@ impl Stopper {
         let _ = self.0.send(ControlRequest::Stalled(stall));
     }
 
-    /// Reports that nobody can look whether its processes go on, and why, or that somebody can again.
+    /// Reports why nobody can look whether its processes go on, or that somebody can again.
     pub fn unseen(&self, why: Option<String>) {
         let _ = self.0.send(ControlRequest::Unseen(why));
     }

@@ -239,7 +239,7 @@ fn is_pool(frame: &Frame) -> bool {
     frame.file.ends_with("multiprocessing/pool.py")
 }
 
-/// Whether a thread asks a database again and again, by a method of Python's interface of them (PEP 249).
+/// Whether a thread asks a database, by a method of Python's interface of them (PEP 249).
 pub(crate) fn asks_a_database(thread: &Thread) -> bool {
     const CALLS: [&str; 5] = ["commit", "execute", "executemany", "executescript", "rollback"];
     let code = thread.frames.first().and_then(|frame| frame.code.as_deref());

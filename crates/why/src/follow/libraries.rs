@@ -1,4 +1,4 @@
-//! Waits that the library in which they are explains: pools of processes, Dask, databases in a file.
+//! Waits that the library in which they are explains: pools of processes, Dask, databases.
 //!
 //! *Invariant:* a library's function is said to wait only for a thread that was seen to wait.
 

@@ -4,9 +4,9 @@
 //! *Invariant:* no thread is followed twice, so that a circle of waits ends.
 
 mod ends;
-mod helpers;
 mod libraries;
 mod locks;
+mod wakers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
     let walk = Walk { evidence, children: evidence.children(), rank: &rank.name };
     let mut visited = BTreeSet::new();
     let condition = walk.process(root, &mut visited);
-    let condition = walk.with_helper(root.pid, condition, &visited);
+    let condition = walk.with_waker(root.pid, condition, &visited);
     let own = root.threads.first().filter(|_| condition.pid != root.pid).and_then(calls::place);
     match (&condition.place, &condition.own_place) {
         (None, _) => Condition { place: own, ..condition },

@@ -1,6 +1,6 @@
 //! Who of a rank does something while it waits, and so may end the wait.
 //!
-//! *Invariant:* nobody on the way from the rank to what it waits for is its own helper.
+//! *Invariant:* nobody on the way from the rank to what it waits for is its own waker.
 
 use super::{Visited, Walk};
 use crate::condition::{Condition, Kind, LONG_SLEEP_MS, short};
@@ -8,7 +8,7 @@ use crate::evidence::{Process, State, Thread, Waits};
 
 impl Walk<'_> {
     /// Says who may end this wait, if nobody is known who has to.
-    pub(super) fn with_helper(&self, root: u32, found: Condition, visited: &Visited) -> Condition {
+    pub(super) fn with_waker(&self, root: u32, found: Condition, visited: &Visited) -> Condition {
         let ends = [
             Kind::File,
             Kind::FileLock,
@@ -19,10 +19,10 @@ impl Walk<'_> {
             Kind::Idle,
             Kind::Unknown,
         ];
-        let helper = if ends.contains(&found.kind) { self.helper(root, visited) } else { None };
-        match helper {
-            Some(helper) => {
-                let text = format!("{}, while its {helper}", found.text);
+        let waker = if ends.contains(&found.kind) { self.waker(root, visited) } else { None };
+        match waker {
+            Some(waker) => {
+                let text = format!("{}, while its {waker}", found.text);
                 Condition { text, open: true, ..found }
             }
             None => found,
@@ -30,11 +30,10 @@ impl Walk<'_> {
     }
 
     /// A process or a thread of the rank that works, or sleeps for a moment.
-    fn helper(&self, root: u32, visited: &Visited) -> Option<String> {
+    fn waker(&self, root: u32, visited: &Visited) -> Option<String> {
         let own = self.evidence.processes.iter().filter(|process| process.rank == self.rank);
         // The workers of an engine have threads that watch them, and which sleep.
         let own = own.filter(|process| !(self.evidence.serves && process.pid == root));
-        let own: Vec<&Process> = own.collect();
         let doing = |process: &Process| {
             let threads = process.threads.iter().filter(|one| !visited.contains(&one.tid));
             let mut said = threads.filter_map(|thread| {
@@ -44,10 +43,11 @@ impl Walk<'_> {
             });
             said.next()
         };
-        own.iter().find_map(|process| doing(process))
+        let mut said = own.filter_map(doing);
+        said.next()
     }
 
-    /// Whether a thread of another rank works, or sleeps for a moment: it may serve who waits for it.
+    /// Whether a thread of another rank works, or sleeps for a moment: it may serve who waits.
     pub(super) fn does_something(&self, rank: &str) -> bool {
         let processes = self.evidence.processes.iter().filter(|process| process.rank == rank);
         let mut threads = processes.flat_map(|process| &process.threads);
