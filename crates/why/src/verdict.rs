@@ -3,7 +3,8 @@
 //! Pure: from [`Evidence`] to a [`Verdict`].
 //!
 //! *Invariant:* [`Standing::Stalled`] is said only of a wait that cannot end by itself, or that has
-//! lasted for `PATIENCE_MS` in which nobody of the job ran.
+//! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
+//! end ([`Condition::open`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

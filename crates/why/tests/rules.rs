@@ -375,6 +375,17 @@ fn a_receive_of_pytorch_is_a_wait_for_a_rank_and_no_lock() {
 }
 
 #[test]
+fn threads_of_which_none_can_wake_another_say_what_they_want() {
+    let queue = "/usr/lib/python3.12/queue.py";
+    let joins = [(THREADING, "Thread.join"), ("/job/train.py", "finish")];
+    let puts = [(THREADING, "Condition.wait"), (queue, "Queue.put"), ("/job/train.py", "prefetch")];
+    let job = odd(vec![waits(lock(false), &joins), waits(lock(false), &puts)]);
+    assert_eq!(told(&job), gpu1(Standing::Stalled, Kind::Deadlock));
+    let said = "waits for the end of a thread, another of its 2 threads for room in a queue";
+    assert!(text(&job).contains(said), "{}", text(&job));
+}
+
+#[test]
 fn a_server_of_its_own_is_waited_for_in_the_thread_that_serves() {
     let accepts = reads(End::Listener { address: "unix".to_owned() });
     let queue = "/usr/lib/python3.12/queue.py";

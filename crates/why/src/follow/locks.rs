@@ -87,10 +87,16 @@ fn no_holder(process: &Process, thread: &Thread, timed: bool) -> (Kind, String) 
             Kind::Deadlock,
             format!("waits for {what}, and has no other thread that could release it"),
         ),
-        (true, all, _) => (
-            Kind::Deadlock,
-            format!("waits for {what}, as all of its {all} threads do: none can release one"),
-        ),
+        (true, all, _) => {
+            let others = process.threads.iter().map(calls::wanted).find(|other| *other != what);
+            let how = match others {
+                None => format!("as all of its {all} threads do: none can release one"),
+                Some(other) => format!(
+                    "another of its {all} threads for {other}: each waits, and none can wake one"
+                ),
+            };
+            (Kind::Deadlock, format!("waits for {what}, {how}"))
+        }
         // Its driver wakes it.
         (false, _, Some(device)) => {
             (Kind::Unknown, format!("waits for {what}, perhaps for what it does on {device}"))

@@ -220,14 +220,12 @@ impl<'a> Walk<'a> {
     /// Whether a thread that could run has had no more than its control group may, which has waited
     /// for the end of a period before. The kernel counts such a wait when it is over.
     fn is_held(&self, thread: &Thread, limit: CpuLimit) -> bool {
-        let interval_us = self.evidence.interval_ms * 1000;
-        let periods = interval_us.div_ceil(limit.period_us.max(1));
-        let most_ms = periods * limit.quota_us / 1000 + 2;
-        thread.state == State::Running
-            && limit.throttled > 0
-            && limit.quota_us < limit.period_us
-            && thread.cpu_ms <= most_ms
-            && limit.period_us > interval_us
+        let CpuLimit { quota_us, period_us, throttled } = limit;
+        let counted = period_us / 1000 <= self.evidence.interval_ms;
+        // The kernel looks at the clock at its ticks, of up to 10 ms.
+        let used_up = thread.cpu_ms <= (quota_us / 1000).saturating_add(10);
+        let runs = thread.state == State::Running;
+        runs && throttled > 0 && quota_us < period_us && used_up && !counted
     }
 
     fn waits(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
