@@ -176,8 +176,8 @@ def places(answer):
     return json.dumps(groups)
 
 
-def held_out(job, how):
-    time.sleep(hang_after(how))
+def held_out(job, how, more):
+    time.sleep(hang_after(how) + more)
     if not job.running():
         return None, "the job has ended: " + job.tail()
     code, answer, error = job.why()
@@ -196,6 +196,7 @@ def main():
     parser.add_argument("--base", type=pathlib.Path, default=ROOT, help="where .venv and target/programs are")
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--save", type=pathlib.Path)
+    parser.add_argument("--more", type=float, default=0.0, help="seconds more before a look: this machine is busy")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
     folder = STALLS / ("healthy_more" if args.healthy else "held_out")
@@ -216,7 +217,7 @@ def main():
 
 
 def stalled(job, name, how, args):
-    code, found = held_out(job, how)
+    code, found = held_out(job, how, args.more)
     if not isinstance(found, tuple):
         print(f"| {name} | {code} | - | - | {found.strip()} |")
         return 1
@@ -231,7 +232,7 @@ def stalled(job, name, how, args):
 
 
 def healthy(job, name, how, args):
-    time.sleep(float(how.get("after", {"torch": 14}.get(str(how.get("python")), 3))))
+    time.sleep(float(how.get("after", {"torch": 14}.get(str(how.get("python")), 3))) + args.more)
     alarms, texts = [], []
     for look in range(LOOKS):
         if not job.running():

@@ -30,6 +30,8 @@ CAUSES = {
     "loader_that_sleeps": ("sleeps", "loader_that_sleeps"),
     "fork_with_a_lock": ("deadlock", "fork_with_a_lock"),
     "file_lock": ("file_lock", "file_lock"),
+    "database_lock": ("file_lock", "database_lock"),
+    "pool_that_lost_a_task": ("child", "pool_that_lost_a_task"),
     "silent_server": ("outside", "silent_server"),
     "interpreter_hog": ("interpreter", "hog"),
     "import_lock": ("sleeps", "<module>"),
@@ -50,7 +52,15 @@ CAUSES = {
 }
 
 #: Jobs that are slow and not stalled.
-HEALTHY = ["computes", "sleeps_between_steps", "one_is_slow", "writes_files", "has_helpers"]
+HEALTHY = [
+    "computes",
+    "sleeps_between_steps",
+    "one_is_slow",
+    "writes_files",
+    "has_helpers",
+    "is_woken_by_a_thread",
+    "stops_its_child_for_moments",
+]
 
 
 def python(program, *arguments):

@@ -117,6 +117,7 @@ impl Watch {
         let began = Instant::now();
         let mut patience = Patience::new(self.after);
         let mut eye = Eye::new(self.program.clone());
+        let mut sight = Sight::default();
         let every = (self.after / 8).clamp(BETWEEN[0], BETWEEN[1]);
         let ends = |state: &ClusterState| state.ended_at.is_some();
         loop {
@@ -125,10 +126,14 @@ impl Watch {
                 return;
             }
             let state = self.state.borrow().clone();
-            let seen = match state.state.is_at_work() {
-                true => eye.look(&Order::of(&state)).await,
+            let looked = match state.state.is_at_work() {
+                true => Some(eye.look(&Order::of(&state)).await),
                 false => None,
             };
+            if let Some(news) = looked.as_ref().and_then(|looked| sight.hear(blindness(looked))) {
+                self.stopper.unseen(news);
+            }
+            let seen = looked.and_then(Result::ok);
             let change = match seen {
                 Some(seen) => patience.hear(&seen.verdict, began.elapsed()),
                 None => patience.interrupt(),
@@ -152,36 +157,77 @@ fn written(path: &Path, evidence: &Evidence) -> Option<PathBuf> {
     Some(path.to_owned())
 }
 
+/// Why a look shows nothing, if it does.
+fn blindness(looked: &Result<&Seen, String>) -> Option<String> {
+    match looked {
+        Ok(seen) => seen.evidence.nothing_seen(),
+        Err(why) => Some(why.clone()),
+    }
+}
+
+/// Whether looks show anything. One may fail, while something ends.
+#[derive(Debug, Default)]
+struct Sight {
+    failures: u32,
+}
+
+impl Sight {
+    /// Looks in turn that have to fail.
+    const FAILURES: u32 = 3;
+
+    /// Hears why a look has shown nothing, if it has; what is new: the reason, or that there is
+    /// none any more.
+    fn hear(&mut self, why: Option<String>) -> Option<Option<String>> {
+        let Some(why) = why else {
+            let said = self.failures >= Self::FAILURES;
+            self.failures = 0;
+            return said.then_some(None);
+        };
+        self.failures = self.failures.saturating_add(1);
+        (self.failures == Self::FAILURES).then_some(Some(why))
+    }
+}
+
 /// Has other processes look.
 struct Eye {
     program: PathBuf,
     seen: Option<Seen>,
+    /// Why nothing was seen.
+    why: String,
     /// The one that looked last, until it has ended.
     last: Option<Child>,
 }
 
 impl Eye {
     fn new(program: PathBuf) -> Self {
-        Self { program, seen: None, last: None }
+        Self { program, seen: None, why: String::new(), last: None }
     }
 
-    /// What is seen now; `None` if nothing is.
+    /// What is seen now, or why nothing is.
     ///
     /// While the kernel holds the one that looked last, this is what that one saw: it is held by
     /// what holds the process that it looked at.
-    async fn look(&mut self, order: &Order) -> Option<&Seen> {
+    async fn look(&mut self, order: &Order) -> Result<&Seen, String> {
         let held = |child: &mut Child| matches!(child.try_wait(), Ok(None));
         if self.last.as_mut().is_none_or(|child| !held(child)) {
             self.seen = None;
-            let mut child = self.start().ok()?;
+            let failed = |error| format!("the process that looks can't be started: {error}");
+            let mut child = self.start().map_err(failed)?;
             let answer = tokio::time::timeout(LONGEST_LOOK, ask(&mut child, order)).await;
-            self.seen = answer.ok().and_then(Result::ok);
+            self.why = match answer {
+                Ok(Ok(seen)) => {
+                    self.seen = Some(seen);
+                    String::new()
+                }
+                Ok(Err(error)) => format!("the process that looks has given no answer: {error}"),
+                Err(_) => format!("the process that looks did not answer within {LONGEST_LOOK:?}"),
+            };
             // It has nothing more to say, and need not end by itself.
             let _ = child.start_kill();
             let ended = tokio::time::timeout(END, child.wait()).await;
             self.last = ended.is_err().then_some(child);
         }
-        self.seen.as_ref()
+        self.seen.as_ref().ok_or_else(|| self.why.clone())
     }
 
     fn start(&self) -> io::Result<Child> {
@@ -200,4 +246,39 @@ async fn ask(child: &mut Child, order: &Order) -> io::Result<Seen> {
     let mut text = Vec::new();
     BufReader::new(output.take(LONGEST_ANSWER)).read_until(b'\n', &mut text).await?;
     Ok(serde_json::from_slice(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_nothing_is_seen_is_said_once_and_that_something_is_again() {
+        let (mut sight, why) = (Sight::default(), || Some("not permitted".to_owned()));
+        assert_eq!(sight.hear(None), None);
+        assert_eq!(
+            [sight.hear(why()), sight.hear(why())],
+            [None, None],
+            "it may have been the end"
+        );
+        assert_eq!(sight.hear(None), None);
+        let said: Vec<_> = (0..9).filter_map(|_| sight.hear(why())).collect();
+        assert_eq!(said, [why()]);
+        assert_eq!(sight.hear(None), Some(None));
+        assert_eq!(sight.hear(None), None);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_is_not_there_or_says_nothing_is_the_reason() {
+        let order = Order { ranks: Vec::new(), serves: false };
+        let why = |program: &'static str| {
+            let order = &order;
+            async move {
+                let mut eye = Eye::new(PathBuf::from(program));
+                eye.look(order).await.err().unwrap_or_default()
+            }
+        };
+        assert!(why("/nowhere/cuda-cluster").await.contains("can't be started: No such file"));
+        assert!(why("true").await.contains("has given no answer"));
+    }
 }

@@ -158,6 +158,8 @@ pub(super) enum ControlRequest {
     },
     /// Processes can't go on, or go on again.
     Stalled(Option<Stall>),
+    /// Nobody can look whether processes go on, for this reason, or somebody can again.
+    Unseen(Option<String>),
     /// For the state after the processes have been checked.
     Look {
         answer: oneshot::Sender<()>,

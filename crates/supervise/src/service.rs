@@ -149,6 +149,11 @@ impl Stopper {
         let _ = self.0.send(ControlRequest::Stalled(stall));
     }
 
+    /// Reports why nobody can look whether its processes go on, or that somebody can again.
+    pub fn unseen(&self, why: Option<String>) {
+        let _ = self.0.send(ControlRequest::Unseen(why));
+    }
+
     /// Like [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
     pub fn stop_with(&self, how: Escalation, signal: i32) {
         let _ = self.0.send(ControlRequest::Stop { how, signal: Some(signal) });

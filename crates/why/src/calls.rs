@@ -95,8 +95,7 @@ const DEPTH: usize = 10;
 /// The collective operation that a thread is in, and the line of the program that called it.
 pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
     for (at, frame) in thread.frames.iter().take(DEPTH).enumerate() {
-        // Python 3.11 says `World.all_reduce`, earlier ones `all_reduce`.
-        let name = frame.function.rsplit('.').next().unwrap_or_default();
+        let name = name_of(frame);
         if COLLECTIVES.contains(&name) {
             return Some((name.to_owned(), program(&thread.frames[at + 1..])));
         }
@@ -111,12 +110,22 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
 
 /// The wait for a message that a line of Python is in, of a library that asks again and again.
 pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
-    const CALLS: [&str; 14] = [
-        "Probe", "Recv", "Sendrecv", "Ssend", "Wait", "Waitall", "Waitany", "probe", "recv",
-        "sendrecv", "ssend", "wait", "waitall", "waitany",
+    const CALLS: [&str; 18] = [
+        "Bsend", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Wait", "Waitall",
+        "Waitany", "probe", "recv", "send", "sendrecv", "ssend", "wait", "waitall", "waitany",
     ];
     let code = thread.frames.first()?.code.as_deref()?;
     CALLS.into_iter().find(|name| code.contains(&format!(".{name}(")))
+}
+
+/// The wait for a message of another rank that a thread is in, by PyTorch's function.
+pub(crate) fn torch_message(thread: &Thread) -> Option<&str> {
+    const CALLS: [&str; 5] =
+        ["batch_isend_irecv", "recv", "recv_object_list", "send", "send_object_list"];
+    let frames = thread.frames.iter().take(DEPTH);
+    let mut found =
+        frames.filter(|one| one.file.ends_with("torch/distributed/distributed_c10d.py"));
+    found.find_map(|one| CALLS.into_iter().find(|name| name_of(one) == *name))
 }
 
 /// What a thread of native code is in.
@@ -168,7 +177,14 @@ pub(crate) fn program(frames: &[Frame]) -> Option<&Frame> {
             || file.contains("/lib/python3")
             || file.starts_with("<frozen "))
     };
-    frames.iter().find(own).or(frames.first())
+    // Libraries make functions from text, and `python -c` has nothing else.
+    let written = |frame: &&Frame| own(frame) && frame.file != "<string>";
+    frames.iter().find(written).or_else(|| frames.iter().find(own)).or(frames.first())
+}
+
+/// The name of a function: Python 3.11 says `World.all_reduce`, earlier ones `all_reduce`.
+fn name_of(frame: &Frame) -> &str {
+    frame.function.rsplit('.').next().unwrap_or_default()
 }
 
 /// Where the work items of pools are run: Python's own, and the copy in Dask's `distributed`.
@@ -181,6 +197,83 @@ pub(crate) fn runs_a_task(thread: &Thread) -> bool {
         name == Some("run") && POOLS.iter().any(|file| frame.file.ends_with(file))
     };
     thread.frames.iter().any(run)
+}
+
+/// What a thread asks the scheduler of its Dask cluster for, as `distributed` names it, and whether
+/// that is the result of another task: it waits in `distributed.utils.sync`, which wakes every ten
+/// seconds and goes on waiting.
+pub(crate) fn asks_dask(thread: &Thread) -> Option<(String, bool)> {
+    let is_sync =
+        |frame: &Frame| frame.file.ends_with("distributed/utils.py") && name_of(frame) == "sync";
+    let at = thread.frames.iter().position(is_sync)?;
+    let library = |frame: &&Frame| frame.file.contains("/distributed/");
+    let asked = thread.frames[at..].iter().take_while(library);
+    // `with Lock()` acquires it.
+    let asked = asked.filter(|frame| !name_of(frame).starts_with("__")).last()?;
+    let result = ["result", "gather"].contains(&name_of(asked));
+    Some((asked.function.clone(), result && asked.file.ends_with("/client.py")))
+}
+
+/// Whether a thread waits for a result of a pool of processes (`multiprocessing.pool`).
+pub(crate) fn wants_a_result(thread: &Thread) -> bool {
+    let mut frames = thread.frames.iter().filter(|frame| is_pool(frame));
+    frames.any(|frame| ["wait", "next"].contains(&name_of(frame)))
+}
+
+/// Whether a thread is the main one of a pool's process, and if so, whether it waits for a task.
+pub(crate) fn pool_worker(thread: &Thread) -> Option<bool> {
+    let at = thread.frames.iter().position(|frame| is_pool(frame) && name_of(frame) == "worker")?;
+    let inner = at.checked_sub(1).and_then(|at| thread.frames.get(at));
+    Some(inner.is_some_and(|one| {
+        one.file.ends_with("multiprocessing/queues.py") && name_of(one) == "get"
+    }))
+}
+
+/// Whether a thread hands out a pool's tasks, and is not waiting for some.
+pub(crate) fn hands_out(thread: &Thread) -> bool {
+    let at = thread.frames.iter().position(|one| is_pool(one) && name_of(one) == "_handle_tasks");
+    at.is_some_and(|at| at > 0)
+}
+
+fn is_pool(frame: &Frame) -> bool {
+    frame.file.ends_with("multiprocessing/pool.py")
+}
+
+/// Whether a thread asks a database, by a method of Python's interface of them (PEP 249).
+pub(crate) fn asks_a_database(thread: &Thread) -> bool {
+    const CALLS: [&str; 5] = ["commit", "execute", "executemany", "executescript", "rollback"];
+    let code = thread.frames.first().and_then(|frame| frame.code.as_deref());
+    code.is_some_and(|code| CALLS.iter().any(|name| code.contains(&format!(".{name}("))))
+}
+
+/// Whether a thread of a pool of threads waits for a task.
+pub(crate) fn has_no_task(thread: &Thread) -> bool {
+    thread.frames.first().is_some_and(|frame| name_of(frame) == "_worker")
+}
+
+/// What a thread wants that waits for a lock, by the function of Python's library that waits.
+pub(crate) fn wanted(thread: &Thread) -> &'static str {
+    const WANTED: [(&str, &str, &str); 8] = [
+        ("/queue.py", "get", "an entry of a queue"),
+        ("/queue.py", "put", "room in a queue"),
+        ("/queue.py", "join", "the end of a queue's tasks"),
+        ("/threading.py", "join", "the end of a thread"),
+        ("/threading.py", "acquire", "a semaphore"),
+        ("/threading.py", "wait", "an event or a condition"),
+        ("futures/_base.py", "result", "a future"),
+        ("importlib._bootstrap>", "_find_and_load", "an import's lock"),
+    ];
+    // The outermost one says the most: a queue waits for a condition.
+    let frames = thread.frames.iter().take_while(|frame| {
+        frame.file.contains("/lib/python3") || frame.file.starts_with("<frozen ")
+    });
+    let found = frames.filter_map(|frame| {
+        let is = |(file, name, _): &&(&str, &str, &str)| {
+            frame.file.ends_with(file) && name_of(frame) == *name
+        };
+        WANTED.iter().find(is).map(|(.., what)| *what)
+    });
+    found.last().unwrap_or("a lock")
 }
 
 /// Whether a thread is in the wait of an event loop of Python, or about to be.
@@ -201,12 +294,6 @@ pub(crate) fn limit(thread: &Thread) -> Option<Option<u64>> {
         _ => false,
     };
     timed.then_some(call.left_ms)
-}
-
-/// Whether a thread is importing a module.
-pub(crate) fn imports(thread: &Thread) -> bool {
-    let mut frames = thread.frames.iter().take(DEPTH);
-    frames.any(|frame| frame.function == "_find_and_load" && frame.file.contains("importlib"))
 }
 
 #[cfg(test)]

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 /// A wait of this length is called a stall, if nothing says that it is shorter by nature.
 const PATIENCE_MS: u64 = 5_000;
 
+/// A sleep of which more is left is not one between two tries.
+pub(crate) const LONG_SLEEP_MS: u64 = 60_000;
+
 /// Whether a wait has lasted for so long that it may be a stall; not if nobody knows for how long.
 pub(crate) fn is_long(millis: Option<u64>) -> bool {
     millis.is_some_and(|millis| millis >= PATIENCE_MS)
@@ -88,6 +91,10 @@ pub struct Condition {
     /// Whether it is a task of a pool that does it, while the main thread waits for events.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_task: bool,
+    /// Whether its wait may be ended by somebody of whom nothing is known, or who does something:
+    /// a process or a thread of its own that works or sleeps meanwhile, or a server elsewhere.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
     /// Whether its wait ends at a time, at the latest.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub timed: bool,
@@ -112,6 +119,7 @@ impl Condition {
             for_ms: None,
             on: Vec::new(),
             in_task: false,
+            open: false,
             timed: false,
             own_place: None,
             left_ms: None,

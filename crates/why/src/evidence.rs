@@ -5,7 +5,7 @@
 //! *Invariant:* what could not be seen is missing and named in [`Evidence::unseen`], never a
 //! value that looks as if it had been seen. No environment and no argument of a process is in it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -107,17 +107,35 @@ pub struct Process {
     /// Its connections.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub connections: Vec<Connection>,
+    /// Files that it has open and of which another process has a lock; looked for where a thread
+    /// tries something again and again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub locked: Vec<Locked>,
     /// The devices that it has open: `/dev/nvidia0`, `/dev/infiniband/uverbs0`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<String>,
 }
 
+/// A file of which a process has a lock (flock(2), fcntl(2)).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Locked {
+    pub path: String,
+    pub holder: u32,
+}
+
 /// What is said in place of the file system of a named pipe.
-pub(crate) const NAMED_PIPE: &str = "named pipe";
+pub const NAMED_PIPE: &str = "named pipe";
 
 /// Whether a file is one of NVIDIA's, AMD's or InfiniBand's drivers.
 pub(crate) fn is_a_device(path: &str) -> bool {
     ["/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband"].iter().any(|it| path.starts_with(it))
+}
+
+/// Whether a place in the kernel is a wait for the server of a file system.
+pub(crate) fn is_remote(kernel: Option<&str>) -> bool {
+    const REMOTE: [&str; 7] =
+        ["request_wait_answer", "fuse_", "nfs", "rpc_wait", "cifs", "ceph", "lustre"];
+    kernel.is_some_and(|kernel| REMOTE.iter().any(|word| kernel.contains(word)))
 }
 
 /// What traces a process.
@@ -134,6 +152,9 @@ pub struct Group {
     /// Time that its processes had to wait for the end of a period, between the two looks.
     #[serde(default)]
     pub throttled_us: u64,
+    /// Processor time that they may have together in each period.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_limit: Option<CpuLimit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<bool>,
     /// Share of the last ten seconds in which all of its processes waited for memory, in percent.
@@ -144,6 +165,15 @@ pub struct Group {
     /// What it may have before its pages are taken away or its processes slowed down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit_bytes: Option<u64>,
+}
+
+/// `cpu.max`, or `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpuLimit {
+    pub quota_us: u64,
+    pub period_us: u64,
+    /// In how many periods it was used up, since the control group was made.
+    pub throttled: u64,
 }
 
 /// The kernel's state of a process or a thread.
@@ -274,6 +304,12 @@ pub enum End {
     },
     /// An event: no other process is known.
     Event,
+    /// Changes of files, inotify(7) and fanotify(7): anybody may make them.
+    Changes,
+    /// A process, whose end it tells (pidfd_open(2)).
+    Process {
+        pid: u32,
+    },
     /// It is ready at a time.
     Timer,
     Other(String),
@@ -312,10 +348,26 @@ pub struct Connection {
     pub connecting: bool,
 }
 
+/// What [`Unseen::what`] begins with where a process's system calls could not be read.
+pub(crate) const CALLS: &str = "system calls";
+
+/// The same, where nothing of a process could be.
+pub(crate) const ALL: &str = "process ";
+
 impl Evidence {
     /// A process by its id.
     pub fn process(&self, pid: u32) -> Option<&Process> {
         self.processes.iter().find(|process| process.pid == pid)
+    }
+
+    /// Why nothing was seen of any process: what each waits for could not be read.
+    pub fn nothing_seen(&self) -> Option<String> {
+        let calls = self.unseen.iter().filter(|unseen| unseen.what.starts_with(CALLS));
+        // Of each thread of a process it may have a line.
+        let hidden: BTreeSet<&String> = calls.map(|unseen| &unseen.what).collect();
+        let of = |unseen: &&Unseen| unseen.what.starts_with(CALLS) || unseen.what.starts_with(ALL);
+        let first = self.unseen.iter().find(of).filter(|_| hidden.len() >= self.processes.len())?;
+        Some(format!("{} can't be seen: {}", first.what, first.why))
     }
 
     /// The processes by the process that has started them.
@@ -333,5 +385,26 @@ impl Frame {
     pub fn place(&self) -> String {
         let file = self.file.rsplit('/').next().unwrap_or(&self.file);
         format!("{file}:{} in {}", self.line, self.function)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_seen_if_no_process_may_be_looked_at() {
+        let unseen = |what: &str| Unseen { what: what.to_owned(), why: "not permitted".to_owned() };
+        let process = |pid| Process { pid, ..Process::default() };
+        let mut job = Evidence { processes: vec![process(1), process(2)], ..Evidence::default() };
+        assert_eq!(job.nothing_seen(), None);
+        job.unseen = vec![unseen("system calls of process 1"), unseen("system calls of process 1")];
+        assert_eq!(job.nothing_seen(), None, "one of two");
+        job.unseen.push(unseen("system calls of process 2"));
+        let expected = "system calls of process 1 can't be seen: not permitted";
+        assert_eq!(job.nothing_seen().as_deref(), Some(expected));
+        let held = Evidence { unseen: vec![unseen("process 3")], ..Evidence::default() };
+        assert!(held.nothing_seen().is_some());
+        assert_eq!(Evidence::default().nothing_seen(), None, "nobody was there");
     }
 }

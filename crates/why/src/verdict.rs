@@ -3,19 +3,17 @@
 //! Pure: from [`Evidence`] to a [`Verdict`].
 //!
 //! *Invariant:* [`Standing::Stalled`] is said only of a wait that cannot end by itself, or that has
-//! lasted for `PATIENCE_MS` in which nobody of the job ran.
+//! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
+//! end ([`Condition::open`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::condition::{Condition, Kind};
-use crate::condition::{is_long, short};
+use crate::condition::{LONG_SLEEP_MS, is_long, short};
 use crate::evidence::Evidence;
 use crate::follow::of;
-
-/// A sleep of which more is left is not one between two tries.
-const LONG_SLEEP_MS: u64 = 60_000;
 
 /// How a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,8 +109,15 @@ pub fn judge(evidence: &Evidence) -> Verdict {
 fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
     let long = is_long(root.for_ms);
     match root.kind {
-        Kind::Stopped | Kind::Traced | Kind::Frozen | Kind::Deadlock => Standing::Stalled,
+        Kind::Deadlock => Standing::Stalled,
+        // Some let a process run now and then, copy its memory, or ask for its stack. The kernel
+        // stops a thread when it runs, so it has been stopped since then.
+        Kind::Stopped | Kind::Traced | Kind::Frozen if root.for_ms.is_some() && !long => {
+            Standing::Waiting
+        }
+        Kind::Stopped | Kind::Traced | Kind::Frozen => Standing::Stalled,
         Kind::Gone if others_wait => Standing::Stalled,
+        Kind::Unknown if root.open => Standing::Waiting,
         Kind::Gone | Kind::Unknown => Standing::CannotTell,
         // A server may wait so for its next request.
         Kind::Lock if !others_wait && !root.in_task => Standing::CannotTell,
@@ -127,9 +132,9 @@ fn by_root(root: &Condition, others_wait: bool, works: bool) -> Standing {
     }
 }
 
-/// Whether a wait ends by itself before long.
+/// Whether a wait ends by itself before long, or somebody may end it of whom too little is known.
 fn soon(condition: &Condition) -> bool {
-    condition.timed && condition.left_ms.is_none_or(|left| left < LONG_SLEEP_MS)
+    condition.open || condition.timed && condition.left_ms.is_none_or(|left| left < LONG_SLEEP_MS)
 }
 
 type Found = (Standing, Option<Kind>, Vec<String>, String);
@@ -140,7 +145,10 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
     let waiting = || all.values().filter(|it| matches!(it.kind, Kind::Collective | Kind::Peer));
     // A rank that has just run may be about to go on.
     let long = waiting().all(|one| is_long(one.for_ms));
-    let standing = if long { Standing::Stalled } else { Standing::Waiting };
+    let open = waiting().any(|one| one.open);
+    let standing = |open: bool| {
+        if long && !open { Standing::Stalled } else { Standing::Waiting }
+    };
     let operations: BTreeSet<(Option<&String>, Option<&String>)> = waiting()
         .filter(|one| one.kind == Kind::Collective)
         .map(|one| (one.operation.as_ref(), one.place.as_ref()))
@@ -157,7 +165,7 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
     }
     if operations.is_empty() {
         let why = "they wait for each other".to_owned();
-        return (standing, Some(Kind::Peer), circle(all), why);
+        return (standing(open), Some(Kind::Peer), circle(all), why);
     }
     let in_it = |(operation, place): &(Option<&String>, Option<&String>)| {
         named(order, all, |one| {
@@ -167,14 +175,15 @@ fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Fou
     if operations.len() > 1 {
         let least = operations.iter().map(in_it).min_by_key(Vec::len).unwrap_or_default();
         let why = "they wait in different operations, and each for all others".to_owned();
-        return (standing, Some(Kind::Collective), least, why);
+        return (standing(false), Some(Kind::Collective), least, why);
     }
     let ranks = order.len();
+    let or = if open { ", or wait for one on another machine" } else { "" };
     let why = format!(
         "all {ranks} are in it, so it waits for somebody else: it may count more members than there \
-         are, or a message was lost"
+         are{or}, or a message was lost"
     );
-    (standing, Some(Kind::Collective), Vec::new(), why)
+    (standing(open), Some(Kind::Collective), Vec::new(), why)
 }
 
 /// Ranks that wait for each other in a circle; all that wait, if none is seen.

@@ -10,6 +10,7 @@ import queue
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -105,6 +106,31 @@ def file_lock(world: World) -> None:
     other.stdout.readline()
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def database_lock(world: World) -> None:
+    path = HERE / "runs.db"
+    holder = """
+import sqlite3, sys, time
+base = sqlite3.connect(sys.argv[1], isolation_level=None)
+base.execute("begin exclusive")
+print(flush=True)
+time.sleep(3600)
+"""
+    other = subprocess.Popen([sys.executable, "-c", holder, path], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    sqlite3.connect(path, timeout=3600).execute("create table runs (step)")
+
+
+def killed_in_a_task(number: int) -> None:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pool_that_lost_a_task(world: World) -> None:
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(killed_in_a_task, range(8), chunksize=1)
 
 
 def silent_server(world: World) -> None:

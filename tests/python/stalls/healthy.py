@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +45,40 @@ def has_helpers() -> None:
     subprocess.run([sys.executable, "-c", work], check=True)
 
 
+def is_woken_by_a_thread() -> None:
+    here, there = os.pipe()
+
+    def wake() -> None:
+        time.sleep(7)
+        os.write(there, b"x")
+
+    threading.Thread(target=wake, daemon=True).start()
+    os.read(here, 1)
+    os.close(here)
+    os.close(there)
+
+
+def stops_its_child_for_moments() -> None:
+    work = "import time; end = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    child = subprocess.Popen([sys.executable, "-c", work])
+    while child.poll() is None:
+        child.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        child.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+
+
 STEPS: dict[str, Callable[[], None]] = {
-    one.__name__: one for one in (computes, sleeps_between_steps, one_is_slow, writes_files, has_helpers)
+    one.__name__: one
+    for one in (
+        computes,
+        sleeps_between_steps,
+        one_is_slow,
+        writes_files,
+        has_helpers,
+        is_woken_by_a_thread,
+        stops_its_child_for_moments,
+    )
 }
 
 

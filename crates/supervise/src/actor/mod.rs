@@ -307,6 +307,7 @@ impl Actor {
             ControlRequest::Verified => return Some(Event::Verified),
             ControlRequest::Fail { reason } => return Some(Event::Broken { reason }),
             ControlRequest::Stalled(stall) => return Some(Event::Stalled(stall)),
+            ControlRequest::Unseen(why) => return Some(Event::unseen(why)),
             ControlRequest::Look { answer } => {
                 self.onlookers.push(answer);
                 return Some(self.look());

@@ -67,6 +67,18 @@ pub(crate) enum Event {
     Tick,
 }
 
+impl Event {
+    /// That stalls are not seen, or are seen again.
+    pub(crate) fn unseen(why: Option<String>) -> Self {
+        let lasts = why.is_some();
+        let text = match why {
+            Some(why) => format!("supervision.stalled_after: stalls are not noticed: {why}"),
+            None => "supervision.stalled_after: stalls are noticed again".to_owned(),
+        };
+        Self::Noted { about: Subject::Sight, text, lasts }
+    }
+}
+
 /// What a remark is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
@@ -76,6 +88,8 @@ pub(crate) enum Subject {
     Journal,
     /// Whether its processes go on.
     Progress,
+    /// Whether anybody can look whether they do.
+    Sight,
 }
 
 /// The state of a dead process's GPU.

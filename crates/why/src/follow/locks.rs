@@ -44,7 +44,7 @@ impl<'a> Walk<'a> {
             let text = format!("waits for its {name}, which uses {share} % of a CPU");
             return self.at(process, Some(thread), Kind::Works, text);
         }
-        let (kind, text) = no_holder(process, timed);
+        let (kind, text) = no_holder(process, thread, timed);
         self.at(process, Some(thread), kind, text)
     }
 
@@ -78,20 +78,25 @@ impl<'a> Walk<'a> {
 }
 
 /// A wait for a lock of which nothing says who has it: what it is, in words.
-fn no_holder(process: &Process, timed: bool) -> (Kind, String) {
+fn no_holder(process: &Process, thread: &Thread, timed: bool) -> (Kind, String) {
     let locked = process.threads.iter().filter(|one| waits_for_a_lock(one)).count();
     let for_ever = !timed && process.threads.iter().all(waits_for_ever);
-    let what =
-        if process.threads.iter().any(calls::imports) { "an import's lock" } else { "a lock" };
+    let what = calls::wanted(thread);
     match (for_ever, process.threads.len(), process.devices.first()) {
         (true, 1, _) => (
             Kind::Deadlock,
             format!("waits for {what}, and has no other thread that could release it"),
         ),
-        (true, all, _) => (
-            Kind::Deadlock,
-            format!("waits for {what}, as all of its {all} threads do: none can release one"),
-        ),
+        (true, all, _) => {
+            let others = process.threads.iter().map(calls::wanted).find(|other| *other != what);
+            let how = match others {
+                None => format!("as all of its {all} threads do: none can release one"),
+                Some(other) => format!(
+                    "another of its {all} threads for {other}: each waits, and none can wake one"
+                ),
+            };
+            (Kind::Deadlock, format!("waits for {what}, {how}"))
+        }
         // Its driver wakes it.
         (false, _, Some(device)) => {
             (Kind::Unknown, format!("waits for {what}, perhaps for what it does on {device}"))

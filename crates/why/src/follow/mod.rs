@@ -4,13 +4,18 @@
 //! *Invariant:* no thread is followed twice, so that a circle of waits ends.
 
 mod ends;
+mod libraries;
 mod locks;
+mod wakers;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::calls::{self, Native};
 use crate::condition::{Condition, Kind, short};
-use crate::evidence::{End, Evidence, Frame, NAMED_PIPE, Process, Rank, State, Thread, Waits};
+use crate::evidence::{
+    Connection, CpuLimit, End, Evidence, Frame, Holder, NAMED_PIPE, Process, Rank, State, Thread,
+    Waits, is_remote,
+};
 
 /// The percentage of a CPU from which a thread works.
 const WORK: u64 = 20;
@@ -32,11 +37,14 @@ pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
         return gone("has ended".to_owned());
     }
     let walk = Walk { evidence, children: evidence.children(), rank: &rank.name };
-    let condition = walk.process(root, &mut BTreeSet::new());
+    let mut visited = BTreeSet::new();
+    let condition = walk.process(root, &mut visited);
+    let condition = walk.with_waker(root.pid, condition, &visited);
     let own = root.threads.first().filter(|_| condition.pid != root.pid).and_then(calls::place);
-    match condition.place {
-        None => Condition { place: own, ..condition },
-        Some(_) => Condition { own_place: own, ..condition },
+    match (&condition.place, &condition.own_place) {
+        (None, _) => Condition { place: own, ..condition },
+        (Some(_), None) => Condition { own_place: own, ..condition },
+        _ => condition,
     }
 }
 
@@ -101,7 +109,8 @@ impl<'a> Walk<'a> {
         visited.insert(thread.tid);
         let at = |kind, text| self.at(process, Some(thread), kind, text);
         if let Some((kind, text)) = self.starved(process, thread) {
-            return at(kind, text);
+            let open = kind == Kind::File && !is_hung(thread);
+            return Condition { open, ..at(kind, text) };
         }
         if let Some((operation, frame)) = calls::collective(thread) {
             let condition = at(Kind::Collective, format!("is in {operation}"));
@@ -110,14 +119,20 @@ impl<'a> Walk<'a> {
                 place: frame.map(Frame::place).or(condition.place.clone()),
                 code: frame.and_then(|frame| frame.code.clone()),
                 on: self.peers(process),
+                open: elsewhere(process),
                 ..condition
             };
+        }
+        if let Some(name) = calls::torch_message(thread) {
+            let on = self.peers(process);
+            let open = elsewhere(process);
+            return Condition { on, open, ..at(Kind::Peer, format!("is in {name}")) };
         }
         match calls::native(thread) {
             Some(Native::Collective(operation)) => {
                 let condition = at(Kind::Collective, format!("is in {operation}"));
-                let on = self.peers(process);
-                return Condition { operation: Some(operation), on, ..condition };
+                let (on, open) = (self.peers(process), elsewhere(process));
+                return Condition { operation: Some(operation), on, open, ..condition };
             }
             Some(Native::Message(name)) => {
                 let on = self.peers(process);
@@ -127,6 +142,10 @@ impl<'a> Walk<'a> {
         }
         if calls::waits_for_events(thread) {
             return self.event_loop(process, thread, visited);
+        }
+        let known = self.asks_again(process, thread).or_else(|| self.lost_task(process, thread));
+        if let Some(found) = known.or_else(|| self.asked_dask(process, thread)) {
+            return found;
         }
         // It may have been seen in the moment in which it asks again.
         let kept = || process.threads.iter().any(|one| one.has_gil && one.same_frames);
@@ -177,16 +196,36 @@ impl<'a> Walk<'a> {
                 format!("has too little memory{limit}, and waits for some"),
             ));
         }
+        let limit = group.and_then(|group| group.cpu_limit);
+        let held = limit.filter(|limit| self.is_held(thread, *limit));
+        if let Some(CpuLimit { quota_us, period_us, .. }) = held {
+            let text = format!(
+                "has used up its control group's CPU time, {} ms in each {} ms",
+                quota_us / 1000,
+                period_us / 1000
+            );
+            return Some((Kind::Throttled, text));
+        }
         if throttled * 2 > self.evidence.interval_ms {
             return Some((Kind::Throttled, "has used up its control group's CPU time".to_owned()));
         }
-        let remote = ["request_wait_answer", "fuse_", "nfs", "rpc_wait", "cifs", "ceph", "lustre"];
         let waits = thread.state == State::Uninterruptible && thread.waits_begun == 0;
-        if !waits && !remote.iter().any(|word| kernel.contains(word)) {
+        if !waits && !is_remote(Some(kernel)) {
             return None;
         }
         let (name, file) = file_of(thread);
         Some((Kind::File, format!("is in {name}{file}, which does not return")))
+    }
+
+    /// Whether a thread that could run has had no more than its control group may, which has waited
+    /// for the end of a period before. The kernel counts such a wait when it is over.
+    fn is_held(&self, thread: &Thread, limit: CpuLimit) -> bool {
+        let CpuLimit { quota_us, period_us, throttled } = limit;
+        let counted = period_us / 1000 <= self.evidence.interval_ms;
+        // The kernel looks at the clock at its ticks, of up to 10 ms.
+        let used_up = thread.cpu_ms <= (quota_us / 1000).saturating_add(10);
+        let runs = thread.state == State::Running;
+        runs && throttled > 0 && quota_us < period_us && used_up && !counted
     }
 
     fn waits(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
@@ -203,7 +242,7 @@ impl<'a> Walk<'a> {
                 self.ends(process, thread, std::slice::from_ref(end), *writes, visited)
             }
             Waits::Any { ends, timed } if ends.is_empty() && *timed => {
-                at(Kind::Sleeps, "sleeps".to_owned())
+                at(Kind::Sleeps, format!("sleeps{}", self.forgotten(process)))
             }
             Waits::Any { ends, .. } => {
                 let found = self.ends(process, thread, ends, false, visited);
@@ -220,25 +259,29 @@ impl<'a> Walk<'a> {
             Waits::Time { left_ms } => {
                 let left =
                     left_ms.map_or(String::new(), |left| format!(" for another {}", short(left)));
-                Condition { left_ms: *left_ms, ..at(Kind::Sleeps, format!("sleeps{left}")) }
+                let text = format!("sleeps{left}{}", self.forgotten(process));
+                Condition { left_ms: *left_ms, ..at(Kind::Sleeps, text) }
             }
             Waits::Child { pid } => self.child(process, thread, *pid, visited),
             Waits::FileLock { path, holder } => {
-                let process = holder.and_then(|pid| self.evidence.process(pid));
-                let who = match (process, holder) {
+                let has_it = holder.and_then(|pid| self.evidence.process(pid));
+                let who = match (has_it, holder) {
                     (Some(process), _) => format!(", which {} has", process.rank),
                     (None, Some(pid)) => format!(", which process {pid} has"),
                     _ => String::new(),
                 };
                 let text = format!("waits for the lock on {path}{who}");
-                let on = process.map(|process| process.rank.clone());
+                let on = has_it.map(|process| process.rank.clone());
                 let on: Vec<String> = on.into_iter().filter(|rank| rank != self.rank).collect();
                 let kind = if on.is_empty() { Kind::FileLock } else { Kind::Peer };
-                Condition { on, ..at(kind, text) }
+                // Who is not of the job may give it away, as who does something may.
+                let does = |it: &Process| it.threads.iter().any(|one| self.does(one).is_some());
+                Condition { on, open: has_it.is_none_or(does), ..at(kind, text) }
             }
             Waits::File { .. } => {
                 let (name, file) = file_of(thread);
-                at(Kind::File, format!("is in {name}{file}"))
+                let open = !is_hung(thread);
+                Condition { open, ..at(Kind::File, format!("is in {name}{file}")) }
             }
             Waits::Unknown => at(Kind::Unknown, format!("waits in {}", call.name)),
         }
@@ -255,11 +298,25 @@ impl<'a> Walk<'a> {
         let alive = |child: &&&Process| child.state != State::Zombie;
         let wanted = |child: &&&Process| pid.is_none_or(|pid| pid == child.pid);
         match children.filter(alive).find(wanted) {
-            Some(child) if visited.insert(child.pid) => self.process(child, visited),
+            Some(child) if visited.insert(child.pid) => {
+                let found = self.process(child, visited);
+                self.through(process, thread, found)
+            }
             _ => {
                 let text = "waits for a process that it has started".to_owned();
                 self.at(process, Some(thread), Kind::Child, text)
             }
+        }
+    }
+
+    /// A condition of another process for which this thread waits.
+    fn through(&self, process: &Process, thread: &Thread, found: Condition) -> Condition {
+        let own = calls::place(thread);
+        let root = self.evidence.ranks.iter().any(|rank| rank.pid == Some(process.pid));
+        match found.place {
+            None => Condition { place: own, ..found },
+            Some(_) if root => Condition { own_place: own, ..found },
+            Some(_) => found,
         }
     }
 
@@ -283,7 +340,11 @@ impl<'a> Walk<'a> {
                 let text = format!("works, {} % of a CPU", self.share(other));
                 self.at(process, Some(other), Kind::Works, text)
             }
-            None => self.at(process, Some(thread), Kind::Idle, "waits for events".to_owned()),
+            None => {
+                let open = hears_others(process, thread);
+                let text = "waits for events".to_owned();
+                Condition { open, ..self.at(process, Some(thread), Kind::Idle, text) }
+            }
         }
     }
 
@@ -293,6 +354,39 @@ impl<'a> Walk<'a> {
         let peers: BTreeSet<String> = peers.filter(|rank| rank != self.rank).collect();
         peers.into_iter().collect()
     }
+}
+
+/// Whether an event loop waits for somebody who is not of the job, or whom nobody can see.
+fn hears_others(process: &Process, thread: &Thread) -> bool {
+    let Some(Waits::Any { ends, .. }) = thread.call.as_ref().map(|call| &call.waits) else {
+        return false;
+    };
+    let outside = |holder: &Holder| holder.rank.is_none();
+    ends.iter().any(|end| match end {
+        End::Connection(number) => process.connections.get(*number).is_some_and(|one| {
+            let hidden = one.peer.is_none() && one.remote != "unix";
+            !one.closed && (hidden || one.peer.as_ref().is_some_and(outside))
+        }),
+        End::Pipe { others, .. } => others.iter().any(outside),
+        End::Changes | End::Other(_) => true,
+        _ => false,
+    })
+}
+
+/// Whether a process has connections to other machines, where there may be other ranks.
+fn elsewhere(process: &Process) -> bool {
+    let far = |one: &Connection| one.peer.is_none() && one.remote != "unix" && !one.closed;
+    process.connections.iter().any(far)
+}
+
+/// Whether a wait for a file has lasted for as long as the kernel calls a task hung
+/// (`kernel.hung_task_timeout_secs`), or is for somebody to open a named pipe.
+fn is_hung(thread: &Thread) -> bool {
+    const HUNG_MS: u64 = 120_000;
+    let waits = thread.call.as_ref().map(|call| &call.waits);
+    let pipe =
+        matches!(waits, Some(Waits::File { filesystem: Some(kind), .. }) if kind == NAMED_PIPE);
+    pipe || thread.asleep_for_ms.is_some_and(|millis| millis >= HUNG_MS)
 }
 
 /// The system call of a thread, and the file that it is about.

@@ -18,12 +18,15 @@ pub mod ras;
 mod sockets;
 mod waits;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::evidence::{Evidence, Function, Process, Rank, State, Thread, Unseen, VERSION};
+use crate::evidence::{
+    ALL, CALLS, Evidence, Function, Process, Rank, State, Thread, Unseen, VERSION, Waits, is_remote,
+};
 use ends::{Ends, Holders};
 use native::{Images, Native, Sample as Sampled};
 use procfs::{Sample, Task};
@@ -93,7 +96,7 @@ pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
 
 fn does_not_answer(pid: u32) -> Unseen {
     let why = "the kernel did not answer in time when it was read".to_owned();
-    Unseen { what: format!("process {pid}"), why }
+    Unseen { what: format!("{ALL}{pid}"), why }
 }
 
 /// The processes of the ranks and those that they have started, each with its rank.
@@ -201,7 +204,13 @@ impl First {
 
     /// The second look, and what has changed since.
     fn again(self, pid: u32, scene: &Scene) -> Option<(Process, Vec<Unseen>)> {
-        let ends = Ends { holders: &scene.holders, sockets: &scene.sockets, ranks: &scene.members };
+        let ends = Ends {
+            pid,
+            holders: &scene.holders,
+            sockets: &scene.sockets,
+            ranks: &scene.members,
+            inodes: OnceCell::new(),
+        };
         let now = Sample::take(pid)?;
         let mut unseen = Vec::new();
         let mut miss = |what: &str, why: String| {
@@ -216,7 +225,8 @@ impl First {
             miss("Python's stacks", why);
             BTreeMap::new()
         });
-        let mut files = Files::default();
+        let held = now.threads.iter().any(|task| is_remote(task.kernel.as_deref()));
+        let mut files = Files::new(!held);
         let mut native = None;
         let mut threads: Vec<Thread> = Vec::new();
         for task in &now.threads {
@@ -226,7 +236,7 @@ impl First {
             match waits::call((pid, task.tid), asleep, &ends) {
                 _ if now.state == State::Zombie => {}
                 Ok(call) => thread.call = call,
-                Err(why) => miss("system calls", why),
+                Err(why) => miss(CALLS, why),
             }
             let stack = stacks.get(&task.tid).cloned().unwrap_or_default();
             let earlier = self.stacks.get(&task.tid);
@@ -243,6 +253,7 @@ impl First {
             threads.push(thread);
         }
         let before = &self.sample;
+        let locked = if threads.iter().any(tries_again) { ends.locked() } else { Vec::new() };
         let process = Process {
             pid,
             parent: procfs::parent(pid)?,
@@ -261,11 +272,18 @@ impl First {
                 group.throttled_us = group.throttled_us.saturating_sub(before);
                 group
             }),
-            connections: ends.connections(pid),
+            connections: ends.connections(),
+            locked,
             devices: ends::devices(pid),
         };
         Some((process, unseen))
     }
+}
+
+/// Whether a thread sleeps again and again for a short time.
+fn tries_again(thread: &Thread) -> bool {
+    let sleeps = thread.call.as_ref().is_none_or(|call| matches!(call.waits, Waits::Time { .. }));
+    thread.state == State::Sleeping && thread.waits_begun > 1 && sleeps
 }
 
 /// The functions that a thread is in, if it can be seen.

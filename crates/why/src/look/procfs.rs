@@ -9,7 +9,7 @@ use std::str::FromStr;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::evidence::{Group, State, Tracer};
+use crate::evidence::{CpuLimit, Group, State, Tracer};
 
 /// Every process of this machine with its parent.
 pub(super) fn parents() -> BTreeMap<u32, u32> {
@@ -149,9 +149,54 @@ fn moved(pid: u32) -> u64 {
         .sum()
 }
 
-/// The control group of a process (version 2), unless it is the root, which has no limits.
+/// The control group of a process, with what the first version of control groups says of it where
+/// that has the controllers; not the root, which has no limits.
 fn group(pid: u32) -> Option<Group> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let before = first_version(&text);
+    let Some(mut group) = second_version(&text) else { return before };
+    if let Some(before) = before {
+        group.throttled_us = group.throttled_us.max(before.throttled_us);
+        group.cpu_limit = group.cpu_limit.or(before.cpu_limit);
+        if before.frozen == Some(true) {
+            group = Group { frozen: before.frozen, path: before.path, ..group };
+        }
+    }
+    Some(group)
+}
+
+/// Controllers of version 1, each of which has its own tree: `4:cpu,cpuacct:/a/b`.
+fn first_version(text: &str) -> Option<Group> {
+    let folder = |controller: &str| {
+        let mut lines = text.lines().map(|line| line.splitn(3, ':').skip(1));
+        let (names, path) = lines.find_map(|mut words| {
+            let names = words.next()?;
+            names.split(',').any(|name| name == controller).then_some((names, words.next()?))
+        })?;
+        let tops = [names, controller].map(|name| format!("/sys/fs/cgroup/{name}{path}"));
+        let folder = tops.into_iter().find(|folder| fs::exists(folder).is_ok_and(|it| it))?;
+        (path != "/").then(|| (folder, path.to_owned()))
+    };
+    let read = |folder: &str, file: &str| fs::read_to_string(format!("{folder}/{file}")).ok();
+    let mut group = Group::default();
+    if let Some((folder, path)) = folder("cpu") {
+        let stat = read(&folder, "cpu.stat").unwrap_or_default();
+        let number = |file| read(&folder, file).and_then(|text| first(&text));
+        let limit = number("cpu.cfs_quota_us").zip(number("cpu.cfs_period_us"));
+        let throttled = named(&stat, "nr_throttled").unwrap_or(0);
+        group.cpu_limit =
+            limit.map(|(quota_us, period_us)| CpuLimit { quota_us, period_us, throttled });
+        group.throttled_us = named::<u64>(&stat, "throttled_time").unwrap_or(0) / 1000;
+        group.path = path;
+    }
+    if let Some((folder, path)) = folder("freezer") {
+        group.frozen = read(&folder, "freezer.state").map(|state| state.trim() == "FROZEN");
+        group.path = path;
+    }
+    (!group.path.is_empty()).then_some(group)
+}
+
+fn second_version(text: &str) -> Option<Group> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     let folder = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
         .map(|top| format!("{top}{path}"))
@@ -163,9 +208,17 @@ fn group(pid: u32) -> Option<Group> {
     let number = |file: &str| read(file).and_then(|text| first(&text));
     let frozen = read("cgroup.events").and_then(|text| named::<u8>(&text, "frozen"));
     let limits = [number("memory.max"), number("memory.high")];
+    let stat = read("cpu.stat").unwrap_or_default();
+    let throttled = named(&stat, "nr_throttled").unwrap_or(0);
+    // `max 100000` has no limit.
+    let limit = read("cpu.max").and_then(|text| {
+        let (quota, period) = text.trim().split_once(' ')?;
+        Some((quota.parse().ok()?, period.parse().ok()?))
+    });
     Some(Group {
         path: path.to_owned(),
-        throttled_us: read("cpu.stat").and_then(|it| named(&it, "throttled_usec")).unwrap_or(0),
+        throttled_us: named(&stat, "throttled_usec").unwrap_or(0),
+        cpu_limit: limit.map(|(quota_us, period_us)| CpuLimit { quota_us, period_us, throttled }),
         frozen: frozen.map(|frozen| frozen == 1),
         memory_pressure: read("memory.pressure").as_deref().and_then(|text| pressure(text, "full")),
         memory_bytes: number("memory.current"),

@@ -11,6 +11,7 @@ use cuda_cluster_model::text::masked_line;
 use py_spy::config::LockingStrategy;
 use py_spy::{Config, PythonSpy};
 
+use super::ends::is_local;
 use crate::evidence::Frame;
 
 /// How often a torn stack is tried again.
@@ -114,15 +115,26 @@ pub(super) fn with_code(pid: u32, frames: &mut [Frame], files: &mut Files) {
 /// The lines of source files that were read.
 #[derive(Default)]
 pub(super) struct Files {
+    /// Whether those on file systems of servers are read, too.
+    remote: bool,
     read: BTreeMap<(u64, String), Option<Vec<String>>>,
 }
 
 impl Files {
+    pub(super) fn new(remote: bool) -> Self {
+        Self { remote, ..Self::default() }
+    }
+
     fn line(&mut self, pid: u32, file: &str, number: i32) -> Option<String> {
         let index = usize::try_from(number).ok()?.checked_sub(1)?;
         // The process may have another root: a container's.
         let root = mount_namespace(pid);
+        let remote = self.remote;
         let text = || {
+            // A server that does not answer would hold the one who looks, too.
+            if !is_local(pid, file) && !remote {
+                return None;
+            }
             let path = format!("/proc/{pid}/root{file}");
             let short = fs::metadata(&path).is_ok_and(|it| it.is_file() && it.len() < 4 << 20);
             let text = short.then(|| fs::read_to_string(&path).ok()).flatten()?;

@@ -82,10 +82,23 @@ impl Sockets {
             || self.unix.get(&inode).is_some_and(|unix| !unix.listens)
     }
 
+    /// The socket that waits for connections to an address.
+    fn listens_at(&self, address: SocketAddr) -> Option<u64> {
+        let is_it = |tcp: &Tcp| {
+            tcp.state == state::LISTEN
+                && tcp.local.port() == address.port()
+                && (tcp.local.ip() == address.ip() || tcp.local.ip().is_unspecified())
+        };
+        self.tcp.iter().find(|(_, tcp)| is_it(tcp)).map(|(inode, _)| *inode)
+    }
+
     /// A connection, and the socket at its other end.
     pub(super) fn connection(&self, inode: u64) -> Option<(Connection, Option<u64>)> {
         if let Some(tcp) = self.tcp.get(&inode) {
             let peer = self.by_addresses.get(&(tcp.remote, tcp.local)).copied();
+            // Nobody has accepted it yet: whoever listens there may.
+            let peer = peer
+                .and_then(|peer| if peer == 0 { self.listens_at(tcp.remote) } else { Some(peer) });
             let connection = Connection {
                 local: tcp.local.to_string(),
                 remote: tcp.remote.to_string(),

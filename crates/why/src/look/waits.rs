@@ -98,7 +98,14 @@ impl Asked<'_> {
             libc::SYS_mkdirat => ("mkdirat", self.path(second)),
             libc::SYS_io_uring_enter => ("io_uring_enter", Waits::Unknown),
             libc::SYS_semtimedop => ("semtimedop", Waits::Unknown),
+            libc::SYS_semop => ("semop", Waits::Unknown),
+            libc::SYS_msgrcv => ("msgrcv", Waits::Unknown),
+            libc::SYS_msgsnd => ("msgsnd", Waits::Unknown),
+            libc::SYS_mq_timedreceive => ("mq_receive", Waits::Unknown),
+            libc::SYS_mq_timedsend => ("mq_send", Waits::Unknown),
             libc::SYS_rt_sigtimedwait => ("sigtimedwait", Waits::Unknown),
+            // So shells wait for their children.
+            libc::SYS_rt_sigsuspend => ("sigsuspend", child(u64::MAX)),
             libc::SYS_msync => ("msync", Waits::Unknown),
             _ => return self.elsewhere(number),
         };

@@ -19,6 +19,20 @@ fn a_stall_is_shown_until_it_is_over() {
 }
 
 #[test]
+fn that_nobody_can_look_is_said_until_somebody_can() {
+    let mut world = up(launch(false, 2, false));
+    world.tell(Event::unseen(Some("no process can be started".to_owned())));
+    let note = "supervision.stalled_after: stalls are not noticed: no process can be started";
+    assert_eq!(world.core.state().notes, [note]);
+    world.tell(Event::Stalled(Some(stall())));
+    assert_eq!(world.core.state().notes.len(), 2, "one does not take the other's place");
+    world.tell(Event::unseen(None));
+    assert_eq!(world.core.state().notes, [stall().text]);
+    let said = |what: &What| matches!(what, What::Note { text } if text.contains("noticed"));
+    assert_eq!(world.records.iter().filter(|what| said(what)).count(), 2);
+}
+
+#[test]
 fn what_was_seen_before_something_died_is_nothing_now() {
     let mut launch = launch(false, 2, false);
     launch.supervision.end_when_stalled = true;
