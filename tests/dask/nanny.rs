@@ -145,6 +145,11 @@ fn workers_at_a_scheduler_elsewhere_end_with_it() {
         sandbox.try_state("guest").is_none()
     });
     scheduler.wait();
+    // It did not end itself, so it says why.
+    let ended = sandbox.run(&["ps", "-a", "guest"]).stdout;
+    let why = "its workers are not wanted any more: the scheduler at tcp://127.0.0.1:";
+    assert!(ended.contains(why), "{ended}");
+    std::fs::remove_dir_all(sandbox.base().join("guest")).expect("removed");
     sandbox.assert_nothing_is_left();
 }
 
