@@ -17,7 +17,8 @@ const SRUN: &str = r#"#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 for node in 0 1; do
     mkdir -m 700 -p "$XDG_RUNTIME_DIR/$node"
-    SLURM_NODEID=$node XDG_RUNTIME_DIR=$XDG_RUNTIME_DIR/$node "$@" &
+    SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 \
+        SLURM_STEP_TASKS_PER_NODE='1(x2)' XDG_RUNTIME_DIR=$XDG_RUNTIME_DIR/$node "$@" &
     tasks+=($!)
 done
 trap 'kill -TERM "${tasks[@]}"' TERM

@@ -45,7 +45,9 @@ pub(super) fn prune(base: &Path) {
 /// Removes what a failed start has left under a name that the embedded API or the Python package
 /// generated: the cause was told to the program, which no longer uses the name.
 pub fn forget_failed_start(name: &ClusterName) {
-    if !name.as_str().starts_with("run-") && is_made_up(name) {
+    let of_a_program =
+        name.as_str().starts_with("embedded-") || name.as_str().starts_with("python-");
+    if of_a_program && is_made_up(name) {
         let paths = Paths::of(name);
         if let Ok(Some(directory)) = RunDirectory::left_over(name, &paths, ENDING) {
             directory.sweep();
@@ -60,12 +62,14 @@ fn is_kept(nth: usize, age: Duration) -> bool {
     nth < KEPT || (nth < KEPT_YOUNG && age < YOUNG)
 }
 
-/// `run-123`, `embedded-123-0`, `python-123-0`: with the id of the process that generated the name.
+/// `run-123`, `embedded-123-0`, `python-123-0`: with the id of the process that generated the name;
+/// `job-77-0-1`: with those of a job, a step and a task.
 fn is_made_up(name: &ClusterName) -> bool {
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match name.as_str().split_once('-') {
         Some(("run", pid)) => number(pid),
         Some(("embedded" | "python", rest)) => rest.split('-').all(number),
+        Some(("job", rest)) => rest.split('-').count() == 3 && rest.split('-').all(number),
         _ => false,
     }
 }
@@ -85,8 +89,19 @@ mod tests {
     #[test]
     fn of_names_that_nobody_chose_only_the_youngest_directories_stay() {
         assert!(is_made_up(&name("run-123")) && is_made_up(&name("embedded-7-0")));
-        assert!(is_made_up(&name("python-7-0")));
-        for chosen in ["run", "run-", "run-a", "run-1b", "runs-1", "embedded-", "nightly-3"] {
+        assert!(is_made_up(&name("python-7-0")) && is_made_up(&name("job-77-0-1")));
+        for chosen in [
+            "job-77",
+            "job-77-0",
+            "job-a-0-1",
+            "run",
+            "run-",
+            "run-a",
+            "run-1b",
+            "runs-1",
+            "embedded-",
+            "nightly-3",
+        ] {
             assert!(!is_made_up(&name(chosen)), "{chosen}");
         }
         let (young, old) = (Duration::from_secs(1), Duration::from_secs(86_400));
