@@ -168,7 +168,7 @@ def test_the_task_that_does_not_go_on_is_named(dask):
     found = {}
     for cause, expected in OF_DASK.items():
         program = dask.runs(cause)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while (last := told()) != (["gpu2"], expected) and time.monotonic() < end:
             time.sleep(0.5)
         found[cause] = last

@@ -140,7 +140,8 @@ impl Core {
         }
         let first = self.state.state.is_first();
         let together = self.together.is_some();
-        if together && !scheduler && !first {
+        // While others are still being executed, a rank's program may have failed already.
+        if together && !scheduler && (!first || self.slots[number].has_been_executed()) {
             return match succeeded {
                 true => self.stay_stopped(number),
                 false => self.fail_together(number, cause, now),

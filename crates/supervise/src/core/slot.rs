@@ -136,6 +136,13 @@ impl Slot {
         matches!(self.phase(), Starting | Ready | Unresponsive)
     }
 
+    /// Whether a program that says nothing has taken the shim's place in its last process. The news
+    /// of its end may come before that.
+    pub(super) fn has_been_executed(&self) -> bool {
+        let bound = self.shown.timings.bound_ms.is_some() && self.blame.is_none();
+        self.ready_when == ReadyWhen::Executed && (self.ready.is_some() || bound)
+    }
+
     pub(super) fn is_alive(&self) -> bool {
         self.key.is_some()
     }

@@ -79,6 +79,32 @@ fn a_failure_of_its_own_at_the_start_is_not_tried_again_and_one_from_outside_is(
 }
 
 #[test]
+fn a_rank_may_fail_before_the_last_one_has_been_executed() {
+    let dies_first = |exit: Exit, is_told_before: bool| {
+        let mut launch = ranks(2, 0, 3);
+        launch.workers.iter_mut().for_each(|worker| worker.ready = ReadyWhen::Executed);
+        let mut world = World::new(launch);
+        let key = world.key(0);
+        let bound =
+            Status::Bound { cpus: Default::default(), mems: Default::default(), notes: vec![] };
+        world.tell(Event::Said { key, status: bound });
+        if is_told_before {
+            world.tell(Event::StatusClosed { key });
+        }
+        world.die(0, exit);
+        others_end(&mut world);
+        world
+    };
+    for is_told_before in [false, true] {
+        let world = dies_first(Exit::status(2), is_told_before);
+        let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
+        assert!(cause.text.contains("it failed within 5s of its start"), "{}", cause.text);
+        let world = dies_first(Exit::by_signal(9), is_told_before);
+        assert!(world.meeting && world.outcome.is_none(), "{:?}", world.outcome);
+    }
+}
+
+#[test]
 fn starts_that_fail_soon_are_ever_further_apart() {
     let mut world = at_work(ranks(2, 0, 9));
     let mut waits = Vec::new();
