@@ -28,15 +28,21 @@ pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure>
         Failure::new(Exit::Usage, error).hint(hint)
     })?;
     let spec = &mut request.spec;
-    let place = match spec.scheduler.file.take() {
-        Some(file) => PathBuf::from(file),
-        None => {
+    let place = match (spec.scheduler.file.take(), &job) {
+        (Some(file), _) => PathBuf::from(file),
+        (None, Some(job)) => {
             let here = std::env::current_dir().map_err(|error| Failure::new(Exit::Usage, error))?;
             here.join(format!("cuda-cluster-{job}.json"))
         }
+        (None, None) => {
+            let error = anyhow::anyhow!("the launcher names no job whose own file could be met at");
+            let hint = "name a file that all machines share and no other job uses: \
+                        --scheduler-file FILE";
+            return Err(Failure::new(Exit::Usage, error).hint(hint));
+        }
     };
     let file = place.display().to_string();
-    if spec.name.is_none() {
+    if let (None, Some(job)) = (&spec.name, job) {
         // Names have a limit, and a job's may be long.
         let job: String = job.chars().take(24).collect();
         spec.name = format!("job-{job}-{rank}").parse().ok();

@@ -210,7 +210,7 @@ pub(super) fn joined(state: &ClusterState) -> String {
             text(&worker.cluster),
             some(worker.gpu),
             some(worker.cpus.as_ref()),
-            some(Some(worker.nics.join(","))),
+            some(Some(plain(&worker.nics.join(",")))),
             phase,
             state::time_of_day(&one.since).to_owned(),
         ]

@@ -111,12 +111,13 @@ def test_bytes_over_sockets_are_counted_for_each_pair_of_ranks(ring, tmp_path):
     assert output.count("TCP:") == 4, output
 
 
-def test_what_was_not_counted_is_said(ring, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_was_not_counted_is_said(number, ring, tmp_path):
     supervisor = json.loads(asked("ps", ring.name, "-o", "json").stdout)["supervisor_pid"]
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
     (counts,) = (int(pid) for pid, words in commands.items() if b"__audit" in words)
-    os.kill(counts, signal.SIGKILL)
+    os.kill(counts, number)
     time.sleep(0.5)
     (tmp_path / "end").touch()
     output, _ = ring.communicate(timeout=60)

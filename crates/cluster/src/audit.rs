@@ -23,6 +23,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
 use super::Prepared;
+use crate::report::entries;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_machine::probe::{GpuMeter, Options, nics, traffic};
 use cuda_cluster_model::plan::Plan;
@@ -31,7 +32,7 @@ use cuda_cluster_supervise::ClusterState;
 use cuda_cluster_why::audit::{Audit, Expected, Link, Member, Moved, Seen, audit};
 use cuda_cluster_why::evidence::Rank;
 use cuda_cluster_why::look::flows::Flows;
-use cuda_cluster_why::wires;
+use cuda_cluster_why::wires::{self, Wires};
 
 /// The hidden subcommand that counts.
 pub(crate) const SUBCOMMAND: &str = "__audit";
@@ -156,6 +157,7 @@ struct Counting {
     /// What devices had moved before.
     before: Option<Vec<Moved>>,
     shared_memory: Option<[u64; 2]>,
+    said: Said,
 }
 
 impl Counting {
@@ -171,6 +173,7 @@ impl Counting {
             sysfs: options.sysfs,
             before: None,
             shared_memory: None,
+            said: Said::default(),
         }
     }
 
@@ -192,10 +195,8 @@ impl Counting {
         self.flows.read(&self.ranks);
         self.read_at = Instant::now();
         let room = self.ranks.iter().find_map(|rank| room(rank.pid?));
-        self.shared_memory = match (self.shared_memory, room) {
-            (Some(least), Some(now)) if now[0] > least[0] => Some(least),
-            (least, now) => now.or(least),
-        };
+        self.shared_memory =
+            [self.shared_memory, room].into_iter().flatten().min_by_key(|[least, _]| *least);
     }
 
     fn answer(&mut self, order: Order) -> Audit {
@@ -203,11 +204,11 @@ impl Counting {
         self.read();
         let now = self.moved(&order.expected);
         let devices = difference(self.before.get_or_insert_with(|| now.clone()), now);
-        let files = files(&order.folder).into_iter().chain(order.logs);
+        let logs = entries(&order.folder).into_iter().chain(order.logs);
         let seen = Seen {
             ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             flows: self.flows.totals(),
-            wires: wires::read(&files.map(|path| nccl_lines(&path)).collect::<String>()),
+            wires: self.said.read(logs.collect()),
             devices,
             shared_memory: self.shared_memory,
             unseen: self.flows.unseen().map(str::to_owned).collect(),
@@ -263,11 +264,25 @@ fn room(pid: u32) -> Option<[u64; 2]> {
     Some([file_system.blocks_available() * block, file_system.blocks() * block])
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    files.sort();
-    files
+/// What NCCL and UCX have said, which is only read again when there is more of it.
+#[derive(Default)]
+struct Said {
+    logs: Vec<(PathBuf, u64)>,
+    wires: Wires,
+}
+
+impl Said {
+    fn read(&mut self, logs: Vec<PathBuf>) -> Wires {
+        let length = |path: &Path| fs::metadata(path).map_or(0, |log| log.len());
+        let logs: Vec<(PathBuf, u64)> =
+            logs.into_iter().map(|path| (path.clone(), length(&path))).collect();
+        if logs != self.logs {
+            let lines: String = logs.iter().map(|(path, _)| nccl_lines(path)).collect();
+            self.wires = wires::read(&lines);
+            self.logs = logs;
+        }
+        self.wires.clone()
+    }
 }
 
 /// The lines of a log that may be NCCL's or UCX's.
@@ -319,9 +334,8 @@ impl Auditor {
             let pids = pids(&self.state.borrow_and_update());
             let changed =
                 self.state.wait_for(|now| now.ended_at.is_some() || self::pids(now) != pids);
-            // The sender is gone when the supervisor is.
             if let Ok(Err(_)) = tokio::time::timeout(EVERY, changed).await {
-                return Ok(audit);
+                return Err("the supervisor was gone before the cluster's end".to_owned());
             }
         }
     }

@@ -118,7 +118,8 @@ pub fn crashes(paths: &Paths) -> BTreeMap<String, Value> {
     bundles.iter().rev().take(CRASHES).filter_map(|path| bundle(path)).collect()
 }
 
-fn entries(folder: &Path) -> Vec<std::path::PathBuf> {
+/// What is in a folder, in order.
+pub(crate) fn entries(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
     paths.sort();

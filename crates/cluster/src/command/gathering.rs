@@ -15,8 +15,9 @@ pub struct Gathering {
     pub rank: u32,
     /// How many there are.
     pub size: u32,
-    /// A name of the job that no other has at that time, of letters, digits and hyphens.
-    pub job: String,
+    /// A name of the job that no other has at that time, of letters, digits and hyphens; `None` if
+    /// its launcher tells none.
+    pub job: Option<String>,
 }
 
 /// Why it is not known.
@@ -126,11 +127,12 @@ pub fn gathering(variable: impl Fn(&str) -> Option<String>) -> Result<Gathering,
     if let Some(here) = here.filter(|here| *here > 1) {
         return Err(GatheringError::Several { here });
     }
-    let job = launcher.job.iter().find_map(|name| of(name)).unwrap_or_else(|| "job".to_owned());
     // Steps of a job are jobs of their own here.
     let step = of("SLURM_STEP_ID").filter(|_| launcher.rank == "SLURM_PROCID");
-    let job = step.map_or_else(|| job.clone(), |step| format!("{job}-{step}"));
-    Ok(Gathering { rank, size: size.unwrap_or(rank + 1), job: plain(&job) })
+    let step = step.map_or_else(String::new, |step| format!("-{step}"));
+    let job = launcher.job.iter().find_map(|name| of(name));
+    let job = job.map(|job| plain(&format!("{job}{step}")));
+    Ok(Gathering { rank, size: size.unwrap_or(rank + 1), job })
 }
 
 /// How many tasks Slurm has started on this machine: `4(x2),3` says so of each node.
@@ -156,7 +158,7 @@ mod tests {
     }
 
     fn known(rank: u32, size: u32, job: &str) -> Result<Gathering, GatheringError> {
-        Ok(Gathering { rank, size, job: job.to_owned() })
+        Ok(Gathering { rank, size, job: Some(job.to_owned()) })
     }
 
     #[test]
@@ -193,6 +195,8 @@ mod tests {
         assert_eq!(of(&flux), known(3, 4, "9"));
         let pbsdsh = [("PBS_VNODENUM", "2"), ("PBS_JOBID", "12.server")];
         assert_eq!(of(&pbsdsh), known(2, 3, "12-server"));
+        let hydra = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "1")];
+        assert_eq!(of(&hydra), Ok(Gathering { rank: 1, size: 2, job: None }));
         assert_eq!(of(&[]), Err(GatheringError::Nobody));
     }
 }

@@ -41,7 +41,7 @@ pub enum Party {
 #[derive(Debug, Default)]
 pub struct Ledger {
     open: BTreeMap<u64, Entry>,
-    /// Which rank has listened at an address; the address may stand for all of its machine.
+    /// Which rank listens at an address; the address may stand for all of its machine.
     listeners: BTreeMap<SocketAddr, String>,
     /// Bytes of connections that are over.
     past: BTreeMap<(Party, Party), u64>,
@@ -67,6 +67,7 @@ impl Ledger {
     /// One that is missing is closed: its last counter stays.
     pub fn read(&mut self, counters: &[Counter], owners: &BTreeMap<u64, String>) {
         let mut seen = BTreeSet::new();
+        self.listeners.clear();
         for counter in counters {
             let owner = owners.get(&counter.inode).cloned();
             if counter.listens {
@@ -94,7 +95,10 @@ impl Ledger {
         if counter.listens || counter.addresses.1.port() == 0 {
             return;
         }
-        self.keep(counter, None);
+        // One that was never seen open is its listener's.
+        let known = self.open.get(&counter.cookie).and_then(|entry| entry.owner.clone());
+        let owner = known.or_else(|| self.listener(counter.addresses.0));
+        self.keep(counter, owner);
         if let Some(entry) = self.open.get_mut(&counter.cookie) {
             entry.closed_for.get_or_insert(0);
         }
@@ -111,6 +115,15 @@ impl Ledger {
         entry.counter.sent = sent.max(counter.sent);
         entry.counter.received = received.max(counter.received);
         entry.owner = owner.or(entry.owner.take());
+    }
+
+    fn listener(&self, own: SocketAddr) -> Option<String> {
+        let is_it = |address: &SocketAddr| {
+            address.port() == own.port()
+                && (address.ip() == own.ip() || address.ip().is_unspecified())
+        };
+        let found = self.listeners.iter().find(|(address, _)| is_it(address));
+        found.map(|(_, rank)| rank.clone())
     }
 
     /// Adds up the connections whose last word is known, and forgets them.
@@ -150,7 +163,7 @@ impl Ledger {
         let entries = ends.each_ref().map(|end| -> Vec<&Entry> {
             end.iter().filter_map(|cookie| self.open.get(cookie)).collect()
         });
-        let owners = entries.each_ref().map(|end| self.owner(end));
+        let owners = entries.each_ref().map(|end| end.iter().find_map(|entry| entry.owner.clone()));
         if owners.iter().all(Option::is_none) {
             return Vec::new();
         }
@@ -173,19 +186,6 @@ impl Ledger {
             ((party(from), party(1 - from)), bytes)
         };
         [way(0), way(1)].into_iter().filter(|(_, bytes)| *bytes > SIGNS).collect()
-    }
-
-    /// Whose sockets these are; of one that was never seen open, whose the listener was.
-    fn owner(&self, end: &[&Entry]) -> Option<String> {
-        let seen = end.iter().find_map(|entry| entry.owner.clone());
-        seen.or_else(|| {
-            let own = end.first()?.counter.addresses.0;
-            let all = self.listeners.iter().find(|(address, _)| {
-                address.port() == own.port()
-                    && (address.ip() == own.ip() || address.ip().is_unspecified())
-            });
-            all.map(|(_, rank)| rank.clone())
-        })
     }
 
     /// The bytes that each party has sent to each other so far. Within a rank nothing is counted.

@@ -273,8 +273,7 @@ fn few(pairs: &[&Pair]) -> String {
         pairs.iter().take(NAMED).map(|pair| format!("{} → {}", pair.from, pair.to)).collect();
     let more = match pairs.len().saturating_sub(NAMED) {
         0 => String::new(),
-        1 => " and 1 more pair".to_owned(),
-        more => format!(" and {more} more pairs"),
+        more => format!(" and {}", show::more(more)),
     };
     named.join(", ") + &more
 }
@@ -292,8 +291,7 @@ fn over_sockets(pairs: &[Pair]) -> Vec<Finding> {
     let bytes = HumanBytes(*most);
     let more = match much.len() - 1 {
         0 => String::new(),
-        1 => " (and 1 more pair)".to_owned(),
-        more => format!(" (and {more} more pairs)"),
+        more => format!(" (and {})", show::more(more)),
     };
     let text =
         format!("{} → {}: {bytes} over TCP, and the plan says {link}{more}", pair.from, pair.to);

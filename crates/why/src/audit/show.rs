@@ -43,9 +43,8 @@ impl Audit {
 
     /// `gpu0 → gpu1: 3.2 GiB over TCP (NV18)`.
     fn bytes(&self) -> Vec<String> {
-        let counted = |pair: &'_ Pair| pair.tcp_bytes;
         let mut pairs: Vec<(u64, &Pair)> =
-            self.pairs.iter().filter_map(|pair| Some((counted(pair)?, pair))).collect();
+            self.pairs.iter().filter_map(|pair| Some((pair.tcp_bytes?, pair))).collect();
         pairs.sort_by_key(|(bytes, pair)| (std::cmp::Reverse(*bytes), &pair.from, &pair.to));
         let line = |(bytes, pair): &(u64, &Pair)| {
             format!("TCP: {}: {}{}", ends(pair), HumanBytes(*bytes), planned(pair))
@@ -54,8 +53,7 @@ impl Audit {
         let rest = pairs.get(PAIRS..).unwrap_or_default();
         if !rest.is_empty() {
             let bytes = HumanBytes(rest.iter().map(|(bytes, _)| bytes).sum());
-            let pairs = if rest.len() == 1 { "pair" } else { "pairs" };
-            lines.push(format!("TCP: {} more {pairs}: {bytes}", rest.len()));
+            lines.push(format!("TCP: {}: {bytes}", more(rest.len())));
         }
         lines
     }
@@ -76,6 +74,12 @@ impl Audit {
         };
         by_wire.into_iter().map(line).collect()
     }
+}
+
+/// `1 more pair`, `4 more pairs`.
+pub(super) fn more(count: usize) -> String {
+    let pairs = if count == 1 { "pair" } else { "pairs" };
+    format!("{count} more {pairs}")
 }
 
 fn ends(pair: &Pair) -> String {

@@ -17,6 +17,7 @@ use nix::sys::time::{TimeVal, TimeValLike as _};
 
 /// `linux/sock_diag.h`, `linux/netlink.h`.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
 const HEADER: usize = 16;
 const REQUEST_DUMP: u16 = 0x301;
 /// The groups that are told of closed TCP sockets over IPv4 and over IPv6, as a mask.
@@ -48,7 +49,7 @@ pub(super) fn dump(request: &[u8], mut each: impl FnMut(&[u8])) -> nix::Result<(
     let mut buffer = vec![0; 1 << 16];
     loop {
         let length = recv(kernel.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        if !messages(&buffer[..length], &mut each) {
+        if !messages(&buffer[..length], &mut each)? {
             return Ok(());
         }
     }
@@ -72,6 +73,7 @@ impl Closed {
         let mut whole = true;
         loop {
             match recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                // Nothing was asked, so nothing is refused.
                 Ok(length) => drop(messages(&buffer[..length], &mut each)),
                 Err(Errno::ENOBUFS) => whole = false,
                 Err(Errno::EINTR) => {}
@@ -87,18 +89,24 @@ impl AsFd for Closed {
     }
 }
 
-/// Takes the messages in a packet; `false` after the last one.
-fn messages(mut packet: &[u8], each: &mut impl FnMut(&[u8])) -> bool {
+/// Takes the messages in a packet; `false` after the last one. An error is the kernel's answer to
+/// a question that it does not know.
+fn messages(mut packet: &[u8], each: &mut impl FnMut(&[u8])) -> nix::Result<bool> {
     while let Some((length, kind)) = u32_at(packet, 0).zip(u16_at(packet, 4)) {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(message) = packet.get(HEADER..length) else { return false };
-        if kind != SOCK_DIAG_BY_FAMILY {
-            return false;
+        let Some(message) = packet.get(HEADER..length) else { return Ok(false) };
+        match kind {
+            SOCK_DIAG_BY_FAMILY => each(message),
+            // `struct nlmsgerr` begins with the negative number of the error.
+            NLMSG_ERROR => {
+                let number = u32_at(message, 0).map_or(0, u32::cast_signed);
+                return Err(Errno::from_raw(number.saturating_neg()));
+            }
+            _ => return Ok(false),
         }
-        each(message);
         packet = packet.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    true
+    Ok(true)
 }
 
 /// The attributes after the fixed part of a message: kinds and values.
@@ -122,4 +130,17 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_the_kernel_does_not_know_is_no_empty_answer() {
+        // No family has this number.
+        let mut request = [0; 56];
+        request[0] = 255;
+        assert!(dump(&request, |_| panic!("an answer")).is_err());
+    }
 }

@@ -142,8 +142,9 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     then = worker.then()
     if then is None:
         return 1
-    reason = worker.reason or ""
-    status.leaving(then, internals.IN_WORDS.get(reason, reason).format(worker.scheduler.address))
+    words = internals.IN_WORDS.get(worker.reason or "")
+    # Other reasons are anybody's text.
+    status.leaving(then, worker.reason if words is None else words.format(worker.scheduler.address))
     return 0
 
 
