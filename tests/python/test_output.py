@@ -49,8 +49,9 @@ def test_a_restart_has_files_of_its_own_and_says_where(tmp_path):
     script = """
         echo start $TORCHELASTIC_RESTART_COUNT of $RANK
         test $TORCHELASTIC_RESTART_COUNT = 1 && exit 0
-        test $RANK = 1 && kill -9 $$
-        exec sleep 600
+        test $RANK = 0 && exec sleep 600
+        until test -s o/rank0.out; do sleep 0.02; done
+        kill -9 $$
     """
     name = f"again-{os.getpid()}"
     said = run(script, "--restarts", "1", "--name", name, "--output-dir", "o", cwd=tmp_path)

@@ -45,6 +45,9 @@ pub const LAST_MOMENTS: Duration = Duration::from_secs(10);
 /// How often to check a lock that is held.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// How often it is tried to remove a directory in which new files appear meanwhile.
+const REMOVALS: usize = 100;
+
 /// A locked run directory. The lock is released when this value and its guardian are gone.
 #[derive(Debug)]
 pub struct RunDirectory {
@@ -231,7 +234,7 @@ impl RunDirectory {
             return Ok(());
         }
         shared_memory::remove(&self.paths.shared_memory());
-        match fs::remove_dir_all(&path) {
+        match remove_while_written(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(RunDirectoryError::Io { action: "remove", path, source })
             }
@@ -291,6 +294,17 @@ impl RunDirectory {
         }
         Ok(())
     }
+}
+
+/// Removes a directory in which somebody may still write a file, as an audit's last one.
+fn remove_while_written(path: &Path) -> io::Result<()> {
+    for _ in 1..REMOVALS {
+        match fs::remove_dir_all(path) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            other => return other,
+        }
+    }
+    fs::remove_dir_all(path)
 }
 
 /// Records in a run directory, which the guardian holds open, the time at which its supervisor
@@ -466,6 +480,20 @@ mod tests {
         first.remove().expect("removed");
         assert!(!base.path().exists(), "nothing is left after the last cluster");
         RunDirectory::acquire_below(base.path(), &name("a")).expect("free again");
+    }
+
+    #[test]
+    fn a_directory_in_which_somebody_still_writes_is_removed_whole() {
+        let base = private_base();
+        for _ in 0..100 {
+            let directory = RunDirectory::acquire_below(base.path(), &name("a")).expect("free");
+            let audit = directory.paths().audit();
+            directory.write_private(&audit, b"{}").expect("written");
+            let writer = std::thread::spawn(move || while write_private(&audit, b"{}").is_ok() {});
+            directory.remove().expect("removed");
+            writer.join().expect("it ends");
+            assert!(!base.path().exists(), "nothing is left");
+        }
     }
 
     #[test]
