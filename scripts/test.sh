@@ -5,6 +5,8 @@
 #   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the lints, the rules of the house,
 #                                                 and that each part builds without those above it
 #   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
+#   CUDA_CLUSTER_SECOND_TRY=5           up to so many failures are tried once more, alone; those that
+#                                       pass then are named as unsteady, and are to be mended
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh --tests
@@ -36,20 +38,42 @@ if [ $# -eq 0 ]; then
     cargo test --locked --package cuda-cluster-comm --no-default-features --features plane | tee -a "$scratch/output" || status=$?
     cargo test --locked --package tidy | tee -a "$scratch/output" || status=$?
 fi
-cargo test --locked --workspace --exclude cuda-cluster-comm --exclude tidy "${all[@]}" "$@" | tee -a "$scratch/output" || status=$?
+tests=0
+cargo test --locked --workspace --exclude cuda-cluster-comm --exclude tidy "${all[@]}" "$@" \
+    2> >(tee "$scratch/errors" >&2) | tee -a "$scratch/output" || tests=$?
+begun=$(grep -cE '^running [0-9]+ tests?$' "$scratch/output" || true)
+ended=$(grep -c '^test result:' "$scratch/output" || true)
+count() { awk -v word="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) n += $(i - 1) } END { print n + 0 }' "$2"; }
+passed=$(count passed "$scratch/output") failed=$(count failed "$scratch/output")
+
+# A test may fail for the load of all the others; what is really wrong fails again.
+unsteady=0
+if [ "$tests" -ne 0 ] && [ "$begun" -eq "$ended" ] && [ "$failed" -gt 0 ] &&
+    [ "$failed" -le "${CUDA_CLUSTER_SECOND_TRY:-0}" ]; then
+    mapfile -t names < <(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$scratch/output")
+    sleep 1 # until all that cargo has said is in the file
+    tr -d '`' < "$scratch/errors" | sed -n 's/^    \(-p .*\)$/\1/p' | while read -ra target; do
+        cargo test --locked "${target[@]}" -- --exact "${names[@]}" < /dev/null || true
+    done | tee "$scratch/again"
+    if [ "$(count passed "$scratch/again")" -eq "$failed" ] && [ "$(count failed "$scratch/again")" -eq 0 ]; then
+        unsteady=$failed passed=$((passed + failed)) failed=0 tests=0
+    fi
+fi
+[ "$status" -ne 0 ] || status=$tests
 
 # libtest counts a test that was skipped among those that passed.
 skips=$(sort -u "$CUDA_CLUSTER_SKIPS")
 skipped=$(printf '%s' "$skips" | grep -c '' || true)
-count() { awk -v word="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) n += $(i - 1) } END { print n + 0 }' "$scratch/output"; }
-passed=$(count passed) failed=$(count failed) ignored=$(count ignored)
-begun=$(grep -cE '^running [0-9]+ tests?$' "$scratch/output" || true)
-ended=$(grep -c '^test result:' "$scratch/output" || true)
+ignored=$(count ignored "$scratch/output")
 if [ "$skipped" -gt 0 ]; then
     echo "$skipped skipped for want of something:"
     printf '%s\n' "$skips" | sed 's/^/  /'
 fi
 [ "$ignored" -eq 0 ] || echo "$ignored ignored: they run only when asked for"
+if [ "$unsteady" -gt 0 ]; then
+    echo "$unsteady passed only at the second try, alone, and are to be mended:"
+    printf '  %s\n' "${names[@]}"
+fi
 if [ "$begun" -ne "$ended" ] || { [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; }; then
     echo "not every test came to its end: cargo test ended with $status"
 else
