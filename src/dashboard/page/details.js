@@ -130,6 +130,7 @@ export class Details {
     return [
       ["State", word + (process.step && process.state !== "ready" ? `: ${process.step}` : "")],
       ["Process", process.pid ?? "none"],
+      ["Program", process.program],
       ["GPU", planned?.gpu ? `${planned.gpu.index}${planned.gpu.pci ? ` at ${planned.gpu.pci}` : ""}` : null],
       ["CPUs", `${process.cpus ?? "any"}${figures.cpus != null ? `, ${figures.cpus.toFixed(2)} in use` : ""}`],
       ["Memory nodes", process.mems],
