@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,18 +18,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conftest import BUILT
+import conftest  # noqa: F401 - names the program
 from distributed import Client
 from lab_hosts import Host, Lab
 
+PROGRAM = os.environ["CUDA_CLUSTER_BIN"]
 HOME, GUESTS = "home", "guests"
 PORT = 8786
 MACHINE = ["--simulate", "--topology", "dgx-h100", "--engine", "dask", "--python", sys.executable]
 MACHINE += ["--memory-limit", "1GB", "--no-dashboard", "--ready-within", "5m"]
 
-#: A connection on which nothing arrives any more breaks after 12 s, so that days are shorter; data goes to
-#: the disk early, so that a full one is noticed.
+#: A connection on which nothing arrives any more breaks after 12 s, and a host is silent after 16 s, so that
+#: days are shorter; data goes to the disk early, so that a full one is noticed.
 DASK = {
+    "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "80s",
     "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "12s",
     "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET": "0.002",
 }
@@ -51,7 +53,7 @@ class Up:
     def __init__(self, host: Host, name: str, *words: str) -> None:
         self.host, self.name = host, name
         self.output = tempfile.TemporaryFile("w+")
-        command = [str(BUILT), "up", "--name", name, *MACHINE, "--host", host.address]
+        command = [PROGRAM, "up", "--name", name, *MACHINE, "--host", host.address]
         command += ["--local-directory", f"{host.disk}/scratch", *words]
         self.process = subprocess.Popen(
             host.command(*command), stdout=self.output, stderr=subprocess.STDOUT, text=True
@@ -64,9 +66,8 @@ class Up:
         self.output.close()
         cause = ""
         if self.host.is_on:
-            said = self.host.ask(str(BUILT), "ps", "-a", self.name, "-o", "json")
-            with contextlib.suppress(ValueError, LookupError):
-                cause = str(json.loads(said.stdout)["cause"]["text"])
+            said = self.host.ask(PROGRAM, "ps", "-a", self.name).stdout.partition("\n")[0]
+            cause = re.sub(r"\bat [-0-9:]{8,}T?[ 0-9:.Z]*", "", said.removeprefix(f"{self.name}: "))
         last = [line for line in output.splitlines() if line.startswith(("error", "stopping", "cluster: "))]
         return Ended(self.host.number, self.process.returncode, cause or "; ".join(last[-3:]), output[-1500:])
 
@@ -79,7 +80,6 @@ class Cluster:
         self.ups: dict[int, Up] = {}
         self._seen = ("", 0)
         os.environ.update(DASK)
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
@@ -92,13 +92,13 @@ class Cluster:
     def state(self) -> dict | None:
         """What `ps` says where the scheduler is."""
         home = self.lab.hosts[0]
-        said = home.ask(str(BUILT), "ps", HOME, "-o", "json") if home.is_on else None
+        said = home.ask(PROGRAM, "ps", HOME, "-o", "json") if home.is_on else None
         return json.loads(said.stdout) if said is not None and said.returncode == 0 else None
 
     def kill(self, host: Host, process: str) -> None:
         """Kills a process of the cluster there, if it is there."""
         name = GUESTS if host.number else HOME
-        said = host.ask(str(BUILT), "ps", name, "-o", "json")
+        said = host.ask(PROGRAM, "ps", name, "-o", "json")
         if said.returncode == 0:
             state = json.loads(said.stdout)
             all_ = [*state["workers"], state["scheduler"] or {"name": ""}]
@@ -140,7 +140,7 @@ class Cluster:
 
     def reasons(self) -> list[str]:
         """Why workers that had joined went, as far as not told before."""
-        said = self.lab.hosts[0].ask(str(BUILT), "events", HOME, "--json")
+        said = self.lab.hosts[0].ask(PROGRAM, "events", HOME, "--json")
         records = [json.loads(line) for line in said.stdout.splitlines()]
         first = records[0]["at"] if records else ""
         # Another `up` begins another list.
@@ -177,7 +177,7 @@ class Cluster:
         return [*host.processes().values(), *map(str, found), *map(str, groups)]
 
     def _failed(self, host: Host, name: str) -> bool:
-        return bool(host.ask(str(BUILT), "ps", "-a", name).stdout)
+        return bool(host.ask(PROGRAM, "ps", "-a", name).stdout)
 
     def _up(self, host: Host) -> Up:
         if host.number == 0:
