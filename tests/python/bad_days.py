@@ -20,6 +20,7 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import cloudpickle
 import numpy as np
 from distributed import Client, Future
 from distributed.scheduler import KilledWorker
@@ -29,6 +30,9 @@ from lab_hosts import Host
 PATIENCE = 60.0  # Seconds beyond the last fault.
 CUT_AFTER = 12.0  # Seconds without an answer after which a connection breaks, in this lab.
 GONE_AFTER = 30.0  # Seconds after which workers that joined give their scheduler up.
+
+# Workers cannot import this.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # --- The work.
 
@@ -131,18 +135,17 @@ KINDS: dict[str, tuple[int, float, float, str]] = {
 }
 
 
-def faults(chance: random.Random, hosts: int, kinds: list[str] | None = None) -> list[Fault]:
+def faults(chance: random.Random, hosts: int, asked: list[tuple[str, int]] | None = None) -> list[Fault]:
     """Those of a round: one to three, or those asked for, each on a host of its own."""
     weights = [often for often, *_ in KINDS.values()]
-    chosen = kinds or chance.choices([*KINDS], weights, k=chance.choice([1, 2, 2, 3]))
+    drawn = chance.choices([*KINDS], weights, k=chance.choice([1, 2, 2, 3]))
     free, found = list(range(hosts)), []
-    for kind in chosen:
+    for kind, host in asked or [(kind, None) for kind in drawn]:
         _, least, most, where = KINDS[kind]
-        able = [host for host in free if where == "any" or (host == 0) == (where == "home")]
-        if not able:
+        able = [one for one in free if where == "any" or (one == 0) == (where == "home")]
+        if host is None and not able:
             continue
-        # The scheduler's is one among several, and what it has is everybody's.
-        host = chance.choice(able)
+        host = chance.choice(able) if host is None else host
         free.remove(host)
         fault = Fault(kind, host, chance.uniform(0, 4), chance.uniform(least, most))
         fault.comes_back = chance.random() < 0.5
@@ -234,19 +237,19 @@ class Day:
         self.cluster, self.seed, self.say = cluster, seed, say
         self.diary = Diary()
 
-    def round(self, number: int, kinds: list[str] | None = None) -> None:
+    def round(self, number: int, asked: list[tuple[str, int]] | None = None) -> None:
         chance = random.Random(f"{self.seed}/{number}")
         work = Work(chance, 60)
-        todo = faults(chance, self.cluster.lab.size, kinds)
+        todo = faults(chance, self.cluster.lab.size, asked)
         self.what = f"round {number} of seed {self.seed}: {', '.join(map(str, todo))}"
         begun = time.monotonic()
         with ThreadPoolExecutor(len(todo)) as pool:
             self._work(work, todo, pool)
-        worked = time.monotonic() - begun
         self._mend(todo)
         self.diary.rounds += 1
         self.diary.faults.update(fault.kind for fault in todo)
-        self.say(f"{self.what}: worked {worked:.0f} s, all back after {time.monotonic() - begun:.0f} s", flush=True)
+        worked, whole = self.answered - begun, time.monotonic() - begun
+        self.say(f"{self.what}: answered after {worked:.0f} s, all back after {whole:.0f} s", flush=True)
 
     def _work(self, work: Work, todo: list[Fault], pool: ThreadPoolExecutor) -> None:
         expected = work.expected()
@@ -260,6 +263,7 @@ class Day:
             for name, future in futures.items():
                 self._look(work, todo, name, future, expected[name], allowed)
             beyond = time.monotonic() - (allowed - PATIENCE)
+            self.answered = time.monotonic()
             self.diary.longest = max(self.diary.longest, beyond)
             for strike_ in striking:
                 strike_.result()
@@ -272,7 +276,8 @@ class Day:
             found = future.result(timeout=max(allowed - time.monotonic(), 0.1))
         except TimeoutError:
             self.diary.hung.append(f"{self.what}: {name} is {future.status}")
-        except (CancelledError, KilledWorker) as error:
+        # The scheduler may go while it answers.
+        except (CancelledError, KilledWorker, OSError) as error:
             said = f"{type(error).__name__}: {str(error)[-120:]}"
             if not may_lose:
                 self.diary.odd.append(f"{self.what}: {name} is lost: {said}")
