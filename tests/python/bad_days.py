@@ -12,44 +12,23 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import os
 import random
-import subprocess
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import cloudpickle
-import numpy as np
 from distributed import Client, Future
 from distributed.scheduler import KilledWorker
-from lab_cluster import GUESTS, HOME, Cluster, Ended
+from lab_cluster import Cluster, Ended
 from lab_hosts import Host
+from lab_work import both, digest, piece
 
 PATIENCE = 60.0  # Seconds beyond the last fault.
 CUT_AFTER = 12.0  # Seconds without an answer after which a connection breaks, in this lab.
 GONE_AFTER = 30.0  # Seconds after which workers that joined give their scheduler up.
 
-# Workers cannot import this.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 # --- The work.
-
-
-def piece(seed, size, seconds):
-    time.sleep(seconds)
-    return np.random.default_rng(seed).integers(0, 1 << 40, size)
-
-
-def both(one, other, factor, seconds):
-    time.sleep(seconds)
-    size = min(len(one), len(other))
-    return (one[:size] * factor + other[:size][::-1]) & ((1 << 40) - 1)
-
-
-def digest(array):
-    return int(array.sum()), len(array)
 
 
 class Work:
@@ -111,7 +90,11 @@ class Fault:
         """Whether the scheduler may be gone afterwards, with all that it knew."""
         return self.kind == "scheduler killed" or (
             self.host == 0
-            and (self.kind in ("power off", "SIGTERM") or self.lasts > CUT_AFTER - 4 and self.kind == "no network")
+            and (
+                self.kind in ("power off", "SIGTERM")
+                or self.lasts > CUT_AFTER - 4
+                and self.kind == "no network"
+            )
         )
 
     @property
@@ -274,7 +257,9 @@ class Day:
         )
         try:
             found = future.result(timeout=max(allowed - time.monotonic(), 0.1))
-        except TimeoutError:
+        except (TimeoutError, UnboundLocalError):  # The second is distributed.utils.sync's, seen in 2026.7.
+            if not any(line.startswith(self.what) for line in self.diary.hung):
+                self.say(self.cluster.looked_at(), flush=True)
             self.diary.hung.append(f"{self.what}: {name} is {future.status}")
         # The scheduler may go while it answers.
         except (CancelledError, KilledWorker, OSError) as error:
@@ -312,7 +297,7 @@ class Day:
 
 
 def main() -> int:
-    """SEED, how many faults, and how many hosts."""
+    """SEED, how many faults, how many hosts, and faults for each round (`frozen@1`)."""
     from conftest import RUNTIME
     from lab_hosts import lab, lab_obstacle
     from pathlib import Path
@@ -321,6 +306,8 @@ def main() -> int:
         print(f"hosts-lab: {why}", file=sys.stderr)
         return 2
     seed, wanted, hosts = (int(word) for word in sys.argv[1:4])
+    words = [word.rpartition("@") for word in sys.argv[4:]]
+    asked = [(kind, int(host)) for kind, _, host in words] or None
     logging.disable(logging.CRITICAL)  # What clients say of connections that break.
     with lab(hosts, seed, Path(RUNTIME)) as made:
         cluster = Cluster(made)
@@ -329,7 +316,7 @@ def main() -> int:
         try:
             cluster.bring_back(False, 300)
             while day.diary.faults.total() < wanted and len(day.diary.odd + day.diary.hung) < 20:
-                day.round(number)
+                day.round(number, asked)
                 number += 1
             left = cluster.down()
         finally:

@@ -79,7 +79,9 @@ class Cluster:
         self.lab = lab
         self.ups: dict[int, Up] = {}
         self._seen = ("", 0)
-        os.environ.update(DASK)
+        # Workers import what they run.
+        path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+        os.environ.update(DASK, PYTHONPATH=path)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
@@ -134,6 +136,18 @@ class Cluster:
                     self.ups[host.number] = self._up(host)
             time.sleep(0.3)
         return ended
+
+    def looked_at(self) -> str:
+        """What `why` and the logs say on each host, for whoever asks why something waits."""
+        said = [str(self.state())]
+        for host in self.lab.hosts:
+            if host.is_on:
+                name = GUESTS if host.number else HOME
+                said += [f"--- {host.name}", host.ask(PROGRAM, "why", name).stdout]
+                logs = host.path(host.disk) / "cuda-cluster" / name / "logs"
+                for log in sorted(logs.glob("*.log")):
+                    said += [f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-40:]]
+        return "\n".join(said)
 
     def running(self) -> list[str]:
         return [f"host{number}" for number, up in self.ups.items() if up.process.poll() is None]

@@ -40,7 +40,9 @@ class End:
         """A new device, in this network until somebody moves it."""
         descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(descriptor, SET_INTERFACE, struct.pack("16sH22x", name.encode(), TUN | WITHOUT_HEADER))
+            fcntl.ioctl(
+                descriptor, SET_INTERFACE, struct.pack("16sH22x", name.encode(), TUN | WITHOUT_HEADER)
+            )
         except OSError:
             os.close(descriptor)
             raise

@@ -7,10 +7,11 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
-from bad_days import Day, piece
+from bad_days import Day
 from conftest import RUNTIME, eventually
 from lab_cluster import Cluster
 from lab_hosts import lab, lab_obstacle
+from lab_work import piece
 
 OBSTACLE = lab_obstacle()
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
