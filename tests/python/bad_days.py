@@ -13,6 +13,7 @@ import collections
 import contextlib
 import logging
 import random
+import signal
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -308,6 +309,8 @@ def main() -> int:
     seed, wanted, hosts = (int(word) for word in sys.argv[1:4])
     words = [word.rpartition("@") for word in sys.argv[4:]]
     asked = [(kind, int(host)) for kind, _, host in words] or None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     logging.disable(logging.CRITICAL)  # What clients say of connections that break.
     with lab(hosts, seed, Path(RUNTIME)) as made:
         cluster = Cluster(made)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import conftest  # noqa: F401 - names the program
+import dask
 from distributed import Client
 from lab_hosts import Host, Lab
 
@@ -82,6 +83,7 @@ class Cluster:
         # Workers import what they run.
         path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
         os.environ.update(DASK, PYTHONPATH=path)
+        dask.config.refresh()
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:
