@@ -26,8 +26,8 @@ from lab_hosts import Host
 from lab_work import both, digest, piece
 
 PATIENCE = 60.0  # Seconds beyond the last fault.
+WHOLE_WITHIN = 240.0  # Seconds until all workers are there again; processes start slowly on a busy machine.
 CUT_AFTER = 12.0  # Seconds without an answer after which a connection breaks, in this lab.
-GONE_AFTER = 30.0  # Seconds after which workers that joined give their scheduler up.
 
 # --- The work.
 
@@ -278,8 +278,14 @@ class Day:
     def _mend(self, todo: list[Fault]) -> None:
         """Brings everything back, and looks at what ended."""
         waits = any(fault.host == 0 and not fault.comes_back for fault in todo)
-        for end in self.cluster.bring_back(waits, PATIENCE + CUT_AFTER + GONE_AFTER):
+        ended, whole = self.cluster.bring_back(waits, WHOLE_WITHIN)
+        for end in ended:
             self._judge(end, todo)
+        if not whole:
+            self.diary.hung.append(f"{self.what}: not whole again: {self.cluster.joined()}")
+            self.say(self.cluster.looked_at(), flush=True)
+            self.cluster.down()
+            self.cluster.bring_back(False, WHOLE_WITHIN)
         reasons = self.cluster.reasons()
         self.diary.reasons.update(reasons)
         for reason in reasons:

@@ -207,7 +207,8 @@ impl Core {
         // One that starts again just then would join the next scheduler there, alone.
         let ended = |slot: &&Slot| done(slot) && slot.leaving == Some(AfterLeaving::Disband);
         let none_stays = workers.iter().all(done)
-            || workers.iter().any(ended) && !workers.iter().any(|slot| slot.phase() == ProcessPhase::Ready);
+            || workers.iter().any(ended)
+                && !workers.iter().any(|slot| slot.phase() == ProcessPhase::Ready);
         if self.workers_from == 0 && !workers.is_empty() && none_stays {
             let farewells: Vec<(String, bool)> =
                 workers.iter().filter_map(|slot| slot.farewell.clone()).collect();

@@ -53,7 +53,8 @@ impl Core {
         for number in self.workers_from..self.slots.len() {
             let slot = &mut self.slots[number];
             let lost = slot.farewell.as_ref().is_some_and(|(_, lost)| *lost);
-            if lost && slot.wanted && slot.phase() == ProcessPhase::Stopped && self.ending.is_none() {
+            if lost && slot.wanted && slot.phase() == ProcessPhase::Stopped && self.ending.is_none()
+            {
                 slot.afresh = true;
                 self.restart_at(number, now);
             }

@@ -36,7 +36,9 @@ class Silence:
         self._silent: dict[Hashable, float] = {}
         self._looked: float | None = None
 
-    def longer_than(self, limit: float, heard: Mapping[Hashable, dict[str, float]], now: float) -> list[Hashable]:
+    def longer_than(
+        self, limit: float, heard: Mapping[Hashable, dict[str, float]], now: float
+    ) -> list[Hashable]:
         """The hosts of several workers, none of which has been heard of for so many seconds."""
         passed = 0 if self._looked is None else min(now - self._looked, 2 * LOOK)
         self._looked = now
