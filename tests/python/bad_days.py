@@ -297,7 +297,7 @@ class Day:
         if "power off" in struck and end.code == -9:
             return
         self.diary.ends[f"exit {end.code}: {end.cause}"] += 1
-        terminated = "SIGTERM" in struck and end.code == 143
+        terminated = "SIGTERM" in struck and end.code == 143 and "SIGTERM" in end.cause
         without_scheduler = end.host != 0 and end.code in (0, 6)
         if not (terminated or without_scheduler) or not end.cause:
             self.diary.odd.append(f"{self.what}: host{end.host} ended: {end}")

@@ -67,8 +67,9 @@ class Up:
         self.output.close()
         cause = ""
         if self.host.is_on:
-            said = self.host.ask(PROGRAM, "ps", "-a", self.name).stdout.partition("\n")[0]
-            cause = re.sub(r"\bat [-0-9:]{8,}T?[ 0-9:.Z]*", "", said.removeprefix(f"{self.name}: "))
+            said = self.host.ask(PROGRAM, "ps", "-a", self.name).stdout.splitlines()
+            cause = re.sub(r"\bat [-0-9:]{8,}T?[ 0-9:.Z]*", "", "".join(said[:1]))
+            cause = "; ".join([cause] + [line for line in said if "asked to end" in line]) if cause else ""
         last = [line for line in output.splitlines() if line.startswith(("error", "stopping", "cluster: "))]
         return Ended(self.host.number, self.process.returncode, cause or "; ".join(last[-3:]), output[-1500:])
 
