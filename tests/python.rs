@@ -206,6 +206,11 @@ fn a_cluster_over_two_hosts_is_seen_as_one_and_each_end_has_its_cause() {
 }
 
 #[test]
+fn results_are_right_and_ends_have_causes_on_bad_days_of_hosts() {
+    told_in_its_own_network_by("test_bad_days.py");
+}
+
+#[test]
 fn interpreters_that_end_during_transfers_hurt_no_peer() {
     told_by("test_comm_ends.py");
 }

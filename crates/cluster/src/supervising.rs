@@ -143,7 +143,10 @@ async fn work(starter: Option<PidFd>) -> Result<ExitCode, Report> {
         tokio::select! {
             outcome = &mut ended => break outcome,
             word = starter.next() => starter.obey(word, &stopper),
-            how = signals.next() => stopper.stop(how),
+            (how, signal) = signals.next() => {
+                stopper.signalled(signal);
+                stopper.stop(how);
+            }
             Ok(()) = state.changed() => {
                 let now = state.borrow_and_update().ready_after_ms.is_some();
                 if now && !std::mem::replace(&mut ready, now) {
@@ -309,14 +312,15 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Escalation {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
+    /// The next one's number, and what it asks for.
+    async fn next(&mut self) -> (Escalation, i32) {
+        let number = tokio::select! {
+            _ = self.interrupt.recv() => libc::SIGINT,
+            _ = self.terminate.recv() => libc::SIGTERM,
+            _ = self.hangup.recv() => libc::SIGHUP,
+        };
         self.count += 1;
-        Escalation::of_request(self.count)
+        (Escalation::of_request(self.count), number)
     }
 }
 

@@ -151,6 +151,8 @@ pub(super) enum ControlRequest {
         how: Escalation,
         signal: Option<i32>,
     },
+    /// A signal of this name is why the end will be requested.
+    Signalled(&'static str),
     Verified,
     /// The cluster can't go on.
     Fail {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use nix::sys::signal::Signal;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -154,8 +155,15 @@ impl Stopper {
         let _ = self.0.send(ControlRequest::Unseen(why));
     }
 
+    /// Says that a signal is why the end is requested next.
+    pub fn signalled(&self, signal: i32) {
+        let name = Signal::try_from(signal).map_or("a signal", Signal::as_str);
+        let _ = self.0.send(ControlRequest::Signalled(name));
+    }
+
     /// Like [`Stopper::stop`]; workers that are expected to end (`run`) get this signal.
     pub fn stop_with(&self, how: Escalation, signal: i32) {
+        self.signalled(signal);
         let _ = self.0.send(ControlRequest::Stop { how, signal: Some(signal) });
     }
 }

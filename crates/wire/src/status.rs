@@ -151,6 +151,9 @@ pub struct JoinedWorker {
 pub enum AfterLeaving {
     /// It is no longer needed.
     Rest,
+    /// The scheduler elsewhere that all have joined has ended: neither is it needed nor whoever is
+    /// not READY.
+    Disband,
     /// It is restarted at once; this does not count as a failure.
     Return,
     /// The whole cluster ends.

@@ -333,7 +333,8 @@ pub(super) async fn insist(
     let how = signals.escalation(number);
     if tell {
         output::status(match how {
-            Escalation::Graceful => "stopping; Ctrl-C again kills",
+            Escalation::Graceful if number == 2 => "stopping; Ctrl-C again kills",
+            Escalation::Graceful => "stopping: asked by a signal",
             Escalation::Kill | Escalation::Abandon => "killing",
         });
     }

@@ -34,6 +34,7 @@ pub(super) const DASK: Package = Package {
         "scheduler.py",
         "sent_as.py",
         "settings.py",
+        "silence.py",
         "status.py",
         "storage.py",
         "verify.py",

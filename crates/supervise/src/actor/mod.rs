@@ -304,6 +304,10 @@ impl Actor {
                 }
                 return Some(Event::Stop(how));
             }
+            ControlRequest::Signalled(name) => {
+                let tells = !ending && !self.launch.run_to_completion;
+                return tells.then(|| Event::signalled(name));
+            }
             ControlRequest::Verified => return Some(Event::Verified),
             ControlRequest::Fail { reason } => return Some(Event::Broken { reason }),
             ControlRequest::Stalled(stall) => return Some(Event::Stalled(stall)),

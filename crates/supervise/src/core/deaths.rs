@@ -115,7 +115,7 @@ impl Core {
     /// What follows an exit that someone other than the supervisor requested.
     fn leave(&mut self, number: SlotNumber, then: AfterLeaving, now: Moment) {
         match then {
-            AfterLeaving::Rest => {
+            AfterLeaving::Rest | AfterLeaving::Disband => {
                 self.slots[number].rested = Some(now);
                 self.stay_stopped(number);
             }

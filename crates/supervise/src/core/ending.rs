@@ -9,6 +9,7 @@ use super::slot::{AfterStop, Slot};
 use super::{Action, Core, Moment, SlotNumber};
 use crate::record::What;
 use crate::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
+use cuda_cluster_wire::status::AfterLeaving;
 
 /// After SIGKILL, only a driver or a failing disk can delay a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
@@ -203,7 +204,12 @@ impl Core {
             return self.begin_end_and_settle(Outcome::Finished, now);
         }
         let failed = workers.iter().find_map(|slot| slot.cause.clone());
-        if self.workers_from == 0 && !workers.is_empty() && workers.iter().all(done) {
+        // One that starts again just then would join the next scheduler there, alone.
+        let ended = |slot: &&Slot| done(slot) && slot.leaving == Some(AfterLeaving::Disband);
+        let none_stays = workers.iter().all(done)
+            || workers.iter().any(ended)
+                && !workers.iter().any(|slot| slot.phase() == ProcessPhase::Ready);
+        if self.workers_from == 0 && !workers.is_empty() && none_stays {
             let farewells: Vec<(String, bool)> =
                 workers.iter().filter_map(|slot| slot.farewell.clone()).collect();
             return self.none_is_wanted(&farewells, now);

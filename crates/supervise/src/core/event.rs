@@ -77,6 +77,11 @@ impl Event {
         };
         Self::Noted { about: Subject::Sight, text, lasts }
     }
+
+    /// That a signal is why the end is requested: a batch system's, which says nothing else.
+    pub(crate) fn signalled(name: &str) -> Self {
+        Self::Noted { about: Subject::End, text: format!("asked to end by {name}"), lasts: true }
+    }
 }
 
 /// What a remark is about.
@@ -90,6 +95,8 @@ pub(crate) enum Subject {
     Progress,
     /// Whether anybody can look whether they do.
     Sight,
+    /// Why it ends.
+    End,
 }
 
 /// The state of a dead process's GPU.

@@ -5,6 +5,7 @@
 //! *Invariant:* a worker's name is there once, and one that has gone is there with its reason.
 
 use super::{Core, Moment};
+use crate::ProcessPhase;
 use crate::record::What;
 use crate::state::{Joined, JoinedPhase};
 use cuda_cluster_wire::status::JoinedWorker;
@@ -44,6 +45,19 @@ impl Core {
         let names: Vec<String> = there.map(|one| one.worker.name.clone()).collect();
         for name in names {
             self.parted(&name, true, "the scheduler has ended", now);
+        }
+    }
+
+    /// A worker has found the scheduler elsewhere: those that have given it up look again.
+    pub(super) fn look_again(&mut self, now: Moment) {
+        for number in self.workers_from..self.slots.len() {
+            let slot = &mut self.slots[number];
+            let lost = slot.farewell.as_ref().is_some_and(|(_, lost)| *lost);
+            if lost && slot.wanted && slot.phase() == ProcessPhase::Stopped && self.ending.is_none()
+            {
+                slot.afresh = true;
+                self.restart_at(number, now);
+            }
         }
     }
 

@@ -395,6 +395,7 @@ impl Core {
         let after_ms = millis(now - slot.started);
         slot.shown.timings.ready_ms = Some(after_ms);
         self.record(now, Some(number), What::Ready { after_ms });
+        self.look_again(now);
     }
 
     fn memory_reached(&mut self, key: Key, resident: u64, limit: u64, now: Moment) {

@@ -80,6 +80,14 @@ async def has_been_ready() -> bool:
     return known is not None and known["state"] not in ("starting", "verifying")
 
 
+async def others_are_ready() -> bool:
+    """Whether another worker of the cluster is READY; False when nobody knows."""
+    own, known = os.environ.get(PROCESS, ""), await state()
+    return known is not None and any(
+        one["state"] == "ready" and one["name"] != own for one in known["workers"]
+    )
+
+
 async def is_starting() -> bool:
     """Whether the whole cluster starts for the first time; False when nobody knows."""
     known = await state()

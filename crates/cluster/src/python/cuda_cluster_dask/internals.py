@@ -74,7 +74,7 @@ SEEN = {
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
         "distributed.scheduler.TaskState": "who_has",
-        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra",
+        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen",
         "distributed.spill": "SpillBuffer",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
         "distributed.utils": "format_dashboard_link get_ip_interface import_term",

@@ -18,12 +18,16 @@ from cuda_cluster_dask.status import Status
 #: Where it stands in what a worker tells at its registration.
 KEY = "cuda_cluster"
 
+#: How the identifier begins with which `silence.py` removes a worker.
+SILENT = "cuda-cluster-silent-host"
+
 #: How the identifiers of `Scheduler.remove_worker` begin, with what they mean and whether somebody
 #: wished it.
 REASONS = {
     "retire-workers": (True, "it was retired"),
     "handle-worker-cleanup": (False, "its connection broke"),
     "check-worker-ttl": (False, "it was silent for longer than distributed.scheduler.worker-ttl"),
+    SILENT: (False, "no worker of its host was heard of any more, although its connection stands"),
     "worker-send-comm-fail": (False, "its connection broke"),
     "send-all-comm-fail": (False, "its connection broke"),
     "worker-lifetime": (True, "its lifetime was over"),

@@ -26,6 +26,7 @@ from cuda_cluster_dask import (
     ports,
     process,
     retirement,
+    silence,
     wakeup,
 )
 from cuda_cluster_fork.failure import StartFailure
@@ -60,10 +61,11 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
         adapting = adapt(settings["adapt"], scheduler)
-        watching = asyncio.create_task(retirement.watch(scheduler))
+        watching = [asyncio.create_task(one.watch(scheduler)) for one in (retirement, silence)]
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         adapting.cancel()
-        watching.cancel()
+        for one in watching:
+            one.cancel()
         if asked.done():
             await scheduler.close(reason="asked to end")
         else:
@@ -118,7 +120,8 @@ class Supervised(Scheduler):
         own = {address: self.workers[address] for address in chosen if self._is_own(address)}
         others = [address for address in chosen if address not in own]
         gone = {(ws.name, ws.server_id) for ws in own.values()}
-        pids = {ws.pid for ws in own.values()}
+        # One that has joined has another supervisor, and here its number may be another process's.
+        pids = {ws.pid for ws in own.values() if joined.KEY not in ws.extra}
         deadline = time.monotonic() + timeout
         await asyncio.gather(*(self.remove_worker(address, stimulus_id=stimulus_id) for address in own))
         internals.call_later(self, PATIENCE, end_the_stuck, pids)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cuda_cluster_dask.lanes import Peer, Peers
 
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
-Then = Literal["rest", "return", "end_cluster"]
+Then = Literal["rest", "disband", "return", "end_cluster"]
 
 CHANGES_WITHIN = 0.5  # Seconds: whoever asks for the state waits for the answer.
 

@@ -47,6 +47,9 @@ from cuda_cluster_dask.status import Status, Then
 #: Seconds after which a scheduler elsewhere that had workers, and does not answer, is gone for good.
 IS_GONE = 30
 
+#: Seconds until a worker that does not find it, while others have it, looks again.
+LOOK_AGAIN = 1
+
 #: Seconds for which a worker that somebody has sent a signal hands over its data before it ends.
 HANDING_OVER = 5
 
@@ -73,13 +76,19 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     death_timeout = parse_timedelta(settings["plan"]["death_timeout"])
     # Nobody here brings a scheduler elsewhere back, but somebody there may.
     comes_back = settings["joins"] and await control.has_been_ready()
-    try:
-        await nanny.introduce(death_timeout or (IS_GONE if comes_back else None))
-    except StartFailure as failure:
-        if not comes_back:
-            raise
-        status.leaving("rest", str(failure), lost=True)
-        return 0
+    while True:
+        try:
+            await nanny.introduce(death_timeout or (IS_GONE if comes_back else None))
+            break
+        except StartFailure as failure:
+            if not comes_back:
+                raise
+            if death_timeout is None and await control.others_are_ready():
+                # The scheduler is there, and only this one does not find it (yet).
+                await asyncio.sleep(LOOK_AGAIN)
+                continue
+            status.leaving("rest", str(failure), lost=True)
+            return 0
     if settings["plan"]["preload"]:
         status.step("running " + ", ".join(settings["plan"]["preload"]))
     worker: Supervised = kind(
@@ -142,6 +151,8 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     then = worker.then()
     if then is None:
         return 1
+    if settings["joins"] and worker.reason == CLUSTER_ENDS:
+        then = "disband"
     words = internals.IN_WORDS.get(worker.reason or "")
     # Other reasons are anybody's text.
     status.leaving(then, worker.reason if words is None else words.format(worker.scheduler.address))

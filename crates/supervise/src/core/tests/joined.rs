@@ -5,7 +5,7 @@ use super::super::world::{World, launch, up};
 use super::leaves;
 use crate::record::What;
 use crate::state::JoinedPhase;
-use crate::{ClusterPhase, Outcome};
+use crate::{ClusterPhase, Outcome, ProcessPhase};
 use cuda_cluster_wire::process::Exit;
 use cuda_cluster_wire::status::{AfterLeaving, JoinedWorker, Status};
 
@@ -31,6 +31,40 @@ fn workers_whose_scheduler_elsewhere_is_lost_fail_for_that() {
     world.die(1, Exit::status(0));
     let Some(Outcome::Failed(cause)) = &world.outcome else { panic!("{:?}", world.outcome) };
     assert!(cause.scheduler_lost && cause.text.ends_with("is lost: nobody answers"), "{cause:?}");
+}
+
+#[test]
+fn one_that_starts_again_while_its_scheduler_elsewhere_ends_does_not_join_the_next_one_alone() {
+    let mut world = up(launch(false, 3, false));
+    world.die(0, Exit::by_signal(9));
+    leaves(&mut world, 1, AfterLeaving::Disband);
+    assert_eq!(world.outcome, None, "the third has not heard of it yet");
+    leaves(&mut world, 2, AfterLeaving::Disband);
+    assert_eq!(world.phase(), ClusterPhase::Stopping);
+    world.die(0, Exit::by_signal(15));
+    assert_eq!(world.outcome, Some(Outcome::Stopped { degraded: None }));
+    assert!(world.core.ended_from_elsewhere());
+    // One that was released alone is no reason for the others to end.
+    let mut world = up(launch(false, 2, false));
+    world.die(0, Exit::by_signal(9));
+    leaves(&mut world, 1, AfterLeaving::Rest);
+    assert_eq!(world.outcome, None);
+}
+
+#[test]
+fn who_has_given_a_scheduler_elsewhere_up_looks_again_when_another_finds_it() {
+    let mut world = up(launch(false, 2, false));
+    world.die(1, Exit::by_signal(9));
+    let key = world.key(0);
+    let (then, reason) = (AfterLeaving::Rest, "nobody answers".to_owned());
+    world.tell(Event::Said { key, status: Status::Leaving { then, reason, lost: true } });
+    world.die(0, Exit::status(0));
+    assert_eq!(world.outcome, None);
+    assert_eq!(world.worker(0).state, ProcessPhase::Stopped);
+    world.ready(1);
+    world.ready(0);
+    assert_eq!(world.phase(), ClusterPhase::Ready);
+    assert_eq!(world.worker(0).state, ProcessPhase::Ready);
 }
 
 #[test]
