@@ -5,15 +5,18 @@
 //! *Invariant:* measurements overlap only if that was asked for, or if they have nothing in common
 //! (see `order`), so that none slows another one down.
 
+mod between;
 mod error;
 mod meter;
 mod order;
+mod sample;
 mod subject;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Handle;
+pub use between::Between;
 use cuda_cluster_model::cpuset::CpuSet;
 use cuda_cluster_model::plan::Plan;
 use cuda_cluster_supervise::{ProcessPhase, ProcessState};
@@ -63,6 +66,8 @@ pub struct Verification {
     pub notes: Vec<String>,
     /// Pairs for whose figures the time did not suffice, counted once for each kind of memory.
     pub left_out: usize,
+    /// Pairs with workers of other machines; `None` if none has joined, or nobody asked for them.
+    pub between: Option<Between>,
 }
 
 impl Verification {
@@ -158,6 +163,7 @@ impl Handle {
         let mut verification = Verification::default();
         let wanted = Wanted { within: None, ..Wanted::verification(&subject) };
         wanted.measure(&subject, &mut |_| (), &mut verification).await?;
+        verification.between = wanted.between(&subject, true, &mut |_, _| ()).await?;
         Ok(verification)
     }
 }

@@ -74,7 +74,8 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     # Nobody here brings a scheduler elsewhere back, but somebody there may.
     comes_back = settings["joins"] and await control.has_been_ready()
     try:
-        await nanny.introduce(death_timeout or (IS_GONE if comes_back else None))
+        patience = death_timeout or (IS_GONE if comes_back else None)
+        await nanny.introduce(patience, is_first=settings["joins"] and not comes_back)
     except StartFailure as failure:
         if not comes_back:
             raise
@@ -106,7 +107,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
 
         worker.metrics["direct"] = comm.metrics
     if settings["joins"]:
-        said = await joined.about()
+        said = await joined.about(settings["version"])
         worker.startup_information[joined.KEY] = lambda _: said
     nanny.adopt(worker)
     storage.heed(worker)
