@@ -42,6 +42,7 @@ __all__ = [
     "format_dashboard_link",
     "get_address_host",
     "get_address_host_port",
+    "get_backend",
     "get_ip_interface",
     "get_loop_factory",
     "get_versions",

@@ -51,6 +51,9 @@ HINTS = {
     "version": "; hint: install one version of cuda-cluster on all hosts",
 }
 
+#: What has the protocols that Dask itself does not know.
+PACKAGES = {"direct": "cuda-cluster", "ucx": "distributed-ucxx-cu13", "ucxx": "distributed-ucxx-cu13"}
+
 # In the answer to a plugin: whether the worker is about to be restarted because of it.
 RESTARTS = "cuda-cluster-restarts"
 
@@ -101,6 +104,7 @@ class Nanny:
             # One that has come back may listen elsewhere, and a file may be that of an earlier one.
             if self._scheduler_file is not None:
                 self.scheduler_addr = await _read_address(self._scheduler_file)
+            _must_speak(str(self.scheduler_addr))
             try:
                 comm = await connect(self.scheduler_addr, **self.connection_args)
                 self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
@@ -164,6 +168,20 @@ class Nanny:
         if self.worker is not None:
             await self.worker.come_back(reason)
         return "OK"
+
+
+def _must_speak(address: str) -> None:
+    """Raises what to install if this Python has nothing for an address; a file tells it only now."""
+    protocol = address.partition("://")[0]
+    try:
+        internals.get_backend(protocol)
+    except (ImportError, ValueError) as error:
+        package = PACKAGES.get(protocol)
+        unknown = package is not None and isinstance(error, ValueError)
+        hint = f"; hint: {sys.executable} -m pip install {package}" if unknown else ""
+        raise StartFailure(
+            f"this Python cannot speak to the scheduler at {address}: {error}{hint}"
+        ) from error
 
 
 def _said(refusal: FatalCommClosedError) -> str:
