@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,9 @@ def test_pairs_of_two_hosts_are_a_sample_that_is_said_or_all_and_strangers_are_n
             far = min({row["to"] for row in found["measured"]} - {"gpu0", "gpu1"})
             code, found = verified(home, "--to", far)
             assert (code, {row["to"] for row in found["measured"]}, len(found["measured"])) == (0, {far}, 2)
+            there = asked("verify", f"guests-{os.getpid()}", "--budget", "100ms")
+            assert there.returncode == 0 and "2 of 2 ok" in there.stdout, there
+            assert f"verified where the scheduler is ({scheduler_of(home)})" in there.stderr
             # One of Dask's own workers answers no questions: that is said, and no success.
             command = [sys.executable, "-m", "distributed.cli.dask_worker", scheduler_of(home)]
             command += ["--host", host.there, "--name", "stranger", "--no-dashboard", "--no-nanny"]
@@ -132,10 +136,9 @@ def test_pairs_of_two_hosts_are_a_sample_that_is_said_or_all_and_strangers_are_n
 def machine_with_nics(folder, name, **renamed):
     """Flags and variables for a simulated DGX H100 whose NICs the system shows."""
     source = (ROOT / "topologies/dgx-h100.yaml").read_text()
-    for old, new in renamed.items():
-        source = source.replace(old, f"{new}#")
+    source = re.sub(r"mlx5_\d+", lambda nic: renamed.get(nic[0], nic[0]), source)
     file = folder / f"{name}.yaml"
-    file.write_text(source.replace("#", ""))
+    file.write_text(source)
     tool = BUILT.parent / "examples/fake-machine"
     made = subprocess.run([tool, file, folder / name], capture_output=True, text=True, check=True).stdout
     variables = dict(line.split("=", 1) for line in made.splitlines())
@@ -148,7 +151,7 @@ def test_bytes_that_miss_the_planned_nics_are_below_plan_and_rails_that_differ_a
     if not (BUILT.parent / "examples/fake-machine").exists():
         pytest.skip("cargo build --examples builds the made-up machine")
     here, here_env = machine_with_nics(tmp_path, "here")
-    there, there_env = machine_with_nics(tmp_path, "there", mlx5_0="mlx5_1", mlx5_1="mlx5_0")
+    there, there_env = machine_with_nics(tmp_path, "there", mlx5_0="mlx5_3", mlx5_3="mlx5_0")
     with another_host() as host:
         flags = ["--gpus", "0-1", "--host", host.here]
         with cluster(*flags, env=here_env.items(), machine=here) as home:
@@ -159,10 +162,10 @@ def test_bytes_that_miss_the_planned_nics_are_below_plan_and_rails_that_differ_a
                 assert len(found["measured"]) == 4, "each NIC receives"
                 for row in found["measured"]:
                     missed = f"RDMA on {row['to_nics'][0]} expected, direct/tcp used"
-                    assert row["verdict"] == f"below plan: {missed}", row
+                    assert row["verdict"].startswith(f"below plan: {missed} because the receiver takes"), row
                     assert row["moved_bytes"] > 0 and row["lanes"] == ["direct/tcp"]
                 assert [(one["worker"], one["nics"], one["other_nics"]) for one in found["rails"]] == [
-                    ("gpu0", ["mlx5_0:1"], ["mlx5_1:1"]), ("gpu1", ["mlx5_1:1"], ["mlx5_0:1"])
+                    ("gpu0", ["mlx5_0:1"], ["mlx5_3:1"]), ("gpu1", ["mlx5_3:1"], ["mlx5_0:1"])
                 ]  # fmt: skip
                 told = asked("verify", home, "--budget", "100ms").stdout
                 assert "0 of 2 workers have the same NIC on both hosts" in told and "verified" not in told
@@ -229,7 +232,9 @@ def test_who_does_not_know_the_secret_or_has_another_is_told_at_once_what_to_do(
     other = tmp_path / "other"
     other.write_text("7" * 64)
     other.chmod(0o600)
-    with another_host() as host, cluster("--gpus", "0", "--protocol", "direct", "--host", host.here) as home:
+    file = tmp_path / "scheduler.json"
+    flags = ["--gpus", "0", "--protocol", "direct", "--scheduler-file", str(file)]
+    with another_host() as host, cluster(*flags, "--host", host.here) as home:
         for env, why in [
             ({}, "the peer has a secret, and this process has none"),
             ({SECRET: str(other)}, "the peer has another secret"),
@@ -239,6 +244,11 @@ def test_who_does_not_know_the_secret_or_has_another_is_told_at_once_what_to_do(
                 assert guest.ended() == 1, guest.output
             assert why in guest.output and f"name the copy here: {SECRET}" in guest.output, guest.output
             assert time.monotonic() - begun < 60
+        # Who has it, and does not know from the file that its own listeners should ask for it, too.
+        knows = {SECRET: cuda_cluster.attach(home).env()[SECRET]}
+        with joined(home, host, "--host", host.there, env=knows.items(), join=str(file)):
+            told = asked("ps", f"guests-{os.getpid()}", "-o", "wide").stdout
+            assert "where nobody is asked for the secret" in told, told
 
 
 @pytest.mark.skipif("CUDA_CLUSTER_INSTALLED" in os.environ, reason="this Python has the package")
@@ -268,9 +278,10 @@ def test_hosts_with_another_distributed_are_told_with_both_versions():
     with another_host() as host, cluster("--gpus", "0-1", "--host", host.here) as home:
         with joined(home, host, "--host", host.there, machine=machine) as guest:
             assert guest.process.poll() is None, guest.output
-            notes = cuda_cluster.attach(home).state().notes
+            notes = json.loads(asked("ps", home, "-o", "json").stdout)["scheduler"]["notes"]
             words = f"differ: distributed 2025.4.0 there, {distributed.__version__} here"
             assert sum(words in note for note in notes) == 1, notes
+            assert words in asked("ps", home).stdout + asked("ps", home, "-o", "wide").stdout
             code, found = verified(home)
             assert code == 0, found
 
@@ -332,3 +343,19 @@ def test_hosts_that_differ_are_told_with_both_versions(engine):
     assert joined.differences(other, own) == ["cuda-cluster 0.2.0 there, 0.1.0 here"]
     assert joined.differences(own, own) == joined.differences(None, own) == joined.differences({}, own) == []
     assert joined.machine() == joined.machine() and len(joined.machine()) == 16
+
+
+def test_a_link_that_is_cut_is_not_measured_and_no_success(monkeypatch):
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP", "6s")
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "6s")
+    with another_host() as host, cluster("--gpus", "0", "--host", host.here) as home:
+        with joined(home, host, "--host", host.there):
+            assert verified(home)[0] == 0
+            host.set("down")
+            code, found = verified(home)
+            host.set("up")
+            verdicts = [row["verdict"] for row in found["measured"]]
+            assert code == 4 and len(verdicts) == 2, found
+            assert all(verdict.startswith("not measured: ") for verdict in verdicts), verdicts
+            until(lambda: [one.state for one in cuda_cluster.attach(home).state().joined] == ["ready"] * 2)
+            assert verified(home)[0] == 0

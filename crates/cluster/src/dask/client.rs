@@ -25,6 +25,10 @@ use cuda_cluster_wire::peer::MemoryKind;
 /// Longest answer, in bytes: millions of rounds.
 const ANSWER_LIMIT: u64 = 32 << 20;
 
+/// The scheduler's socket, by its name without the ending. `scheduler.sock` is that of the native
+/// engine, whose clients would wait for an answer.
+const BETWEEN: &str = "between";
+
 /// A client of the workers in one run directory.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -189,7 +193,7 @@ impl Client {
     }
 
     async fn ask(&self, worker: &str, question: &Question<'_>) -> Result<Answer, String> {
-        let path = self.paths.socket(worker);
+        let path = self.paths.socket(if worker == SCHEDULER { BETWEEN } else { worker });
         let stream = UnixStream::connect(&path).await.map_err(|error| {
             format!("{worker} cannot be asked to measure: {}: {error}", path.display())
         })?;

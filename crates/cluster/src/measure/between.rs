@@ -52,7 +52,7 @@ impl Between {
     /// Whether all that was to be measured is as planned; if `strict`, also whether that was all.
     pub fn is_good(&self, strict: bool) -> bool {
         let rails = !strict || self.rails.iter().all(|rail| rail.is_one);
-        let whole = !strict || self.measured.len() == self.pairs;
+        let whole = !strict || !self.is_sample && self.measured.len() == self.chosen;
         let rows = self.measured.iter().all(|row| row.verdict == between::Verdict::Ok);
         // What was chosen and not measured is no success where nothing was.
         rows && rails && whole && (self.chosen == 0 || !self.measured.is_empty())
@@ -306,6 +306,7 @@ mod tests {
             measured,
             pairs,
             chosen,
+            is_sample: chosen < pairs,
             ..Between::default()
         };
         assert!(of(vec![good.clone()], 2, 1).is_good(false));

@@ -11,6 +11,7 @@ mod meter;
 mod order;
 mod sample;
 mod subject;
+mod verification;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,6 +30,7 @@ pub use error::MeasureError;
 use meter::Meter;
 use order::{Need, Sorted};
 pub use subject::Subject;
+pub use verification::Verification;
 
 /// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
 /// memory.
@@ -55,27 +57,6 @@ pub const WITHIN: Duration = Duration::from_secs(20);
 
 /// An ordered pair of workers: sender and receiver.
 pub type Way = (String, String);
-
-/// Figures of a cluster's connections, for each ordered pair of workers, kind of memory and size.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Verification {
-    /// The pairs.
-    pub pairs: Vec<Pair>,
-    /// What was not measured, and why.
-    pub notes: Vec<String>,
-    /// Pairs for whose figures the time did not suffice, counted once for each kind of memory.
-    pub left_out: usize,
-    /// Pairs with workers of other machines; `None` if none has joined, or nobody asked for them.
-    pub between: Option<Between>,
-}
-
-impl Verification {
-    /// The pairs that don't use the lanes that they should, or could not be measured.
-    pub fn objections(&self) -> impl Iterator<Item = &Pair> {
-        self.pairs.iter().filter(|pair| !pair.verdict.is_good(false))
-    }
-}
 
 /// Kinds of memory to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,13 +16,16 @@ from cuda_cluster_dask import joined, measure
 from cuda_cluster_dask.internals import send_recv
 from cuda_cluster_fork.failure import describe
 
+#: The name of the scheduler's socket (`cluster::dask::client`).
+SOCKET = "between"
+
 #: What it means that nothing answers a question: Dask's workers take what they do not know for done.
 STRANGER = "{} cannot be asked to measure: it is no worker of cuda-cluster's, or of an older one"
 
 
 async def listen(scheduler: Scheduler) -> str | None:
     """Answers questions from now on; returns why that is not possible, or None."""
-    return await measure.serve(functools.partial(_answer, scheduler))
+    return await measure.serve(functools.partial(_answer, scheduler), SOCKET)
 
 
 async def _answer(scheduler: Scheduler, ask: str, at: str = "", name: str = "", **question: Any) -> Any:

@@ -65,6 +65,7 @@ SEEN = {
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
         "distributed.comm": "Comm connect get_address_host get_address_host_port",
+        "distributed.comm.Comm": "local_info remote_info",
         "distributed.comm.core": "CommClosedError FatalCommClosedError",
         "distributed.comm.registry": "get_backend",
         "distributed.compatibility": "asyncio_run",

@@ -164,8 +164,9 @@ async def measure(
             taken.append(time.perf_counter_ns() - begin)
         used = lanes.carried(comm, before, size * (1 + messages * (warmup + rounds)))
         now = received(ports)
+        why = lanes.cause(comm, memory, by_rdma=bool(ports))
         came = {port: now[port] - counted[port] for port in counted.keys() & now.keys()}
-        return {"rounds_ns": taken, "lanes": used, "cause": lanes.cause(comm, memory), "ports": came}
+        return {"rounds_ns": taken, "lanes": used, "cause": why, "ports": came}
     finally:
         worker.rpc.reuse(address, comm)
 
@@ -197,20 +198,20 @@ def no_device_memory() -> str | None:
 
 async def listen(worker: Worker) -> str | None:
     """Answers questions to a worker from now on; returns why that is not possible, or None."""
-    return await serve(functools.partial(_answer, worker))
+    return await serve(functools.partial(_answer, worker), os.environ.get(control.PROCESS))
 
 
 #: What answers a question, which is JSON.
 Answering = Callable[..., Awaitable[Any]]
 
 
-async def serve(answering: Answering) -> str | None:
-    """Has questions answered that come over a socket of this process's own, from now on; returns why
-    that is not possible, or None."""
-    directory, process = (os.environ.get(name) for name in (control.RUN_DIRECTORY, control.PROCESS))
-    if directory is None or process is None:
+async def serve(answering: Answering, name: str | None) -> str | None:
+    """Has questions answered that come over the socket of this name, from now on; returns why that is not
+    possible, or None."""
+    directory = os.environ.get(control.RUN_DIRECTORY)
+    if directory is None or name is None:
         return None
-    path = f"{directory}/{process}.sock"
+    path = f"{directory}/{name}.sock"
     converse = functools.partial(_converse, answering)
     try:
         await asyncio.start_unix_server(converse, path)

@@ -47,6 +47,11 @@ from cuda_cluster_dask.status import Status, Then
 #: Seconds after which a scheduler elsewhere that had workers, and does not answer, is gone for good.
 IS_GONE = 30
 
+OTHER_PROTOCOL = (
+    "the scheduler speaks direct://, and this worker listens on tcp://, where nobody is asked for the "
+    "secret; hint: --protocol direct"
+)
+
 #: Seconds for which a worker that somebody has sent a signal hands over its data before it ends.
 HANDING_OVER = 5
 
@@ -81,6 +86,9 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
             raise
         status.leaving("rest", str(failure), lost=True)
         return 0
+    if settings["plan"]["protocol"] == "tcp" and str(nanny.scheduler_addr).startswith("direct://"):
+        # A scheduler's file says so only now.
+        status.note(OTHER_PROTOCOL)
     if settings["plan"]["preload"]:
         status.step("running " + ", ".join(settings["plan"]["preload"]))
     worker: Supervised = kind(
