@@ -207,7 +207,7 @@ fn a_cluster_over_two_hosts_is_seen_as_one_and_each_end_has_its_cause() {
 
 #[test]
 fn wires_between_hosts_are_observed_or_said_not_to_be() {
-    told_in_its_own_network_by("test_wires.py");
+    told_in_its_own_network_by("test_wires_between_hosts.py");
 }
 
 #[test]
