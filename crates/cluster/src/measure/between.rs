@@ -27,6 +27,9 @@ const SIZE_BYTES: u64 = 16 << 20;
 /// network of 1 MB/s takes for the first messages.
 const SILENCE: Duration = Duration::from_secs(90);
 
+/// How long the scheduler may take to say where it is.
+const ASKED: Duration = Duration::from_secs(10);
+
 /// What was found between machines.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
@@ -142,7 +145,10 @@ async fn participants(
     client: &Client,
     found: &mut Between,
 ) -> (Vec<End>, Vec<Worker>) {
-    let (machine, host) = match client.machine().await {
+    let silent =
+        |_| Err(format!("the scheduler does not say where it is within {} s", ASKED.as_secs()));
+    let known = tokio::time::timeout(ASKED, client.machine()).await.unwrap_or_else(silent);
+    let (machine, host) = match known {
         Ok(known) => known,
         Err(why) => {
             found.notes.push(why);
