@@ -32,8 +32,8 @@ pub(super) struct Arguments {
     output: Option<Form>,
 }
 
-/// Measures every ordered pair of workers and judges the lanes that it used; of pairs with workers of
-/// other machines that have joined a sample, unless every one is wanted.
+/// Measures every ordered pair of workers and judges the lanes that it used; of pairs with workers
+/// of other machines that have joined a sample, unless every one is wanted.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
     let subject = Subject::of(&found).map_err(unmeasured)?;

@@ -2,7 +2,6 @@
 //!
 //! *Invariant:* how many pairs there are is said with how many were measured.
 
-use super::outcome::ok_and_range;
 use crate::cli::{heat, output};
 use crate::cluster::measure::Between;
 use crate::units::Size;
@@ -39,6 +38,20 @@ pub(super) fn text(between: &Between, each: bool) -> String {
     }
     differing.iter().for_each(|rail| text.push_str(&format!("  {rail}\n")));
     text
+}
+
+/// `11 of 12 ok, 0.91 to 1.10 GB/s`.
+fn ok_and_range(ok: usize, all: usize, rates: impl Iterator<Item = f64>) -> String {
+    let range = range(rates).map(|range| format!(", {range}")).unwrap_or_default();
+    format!("{ok} of {all} ok{range}")
+}
+
+/// `0.91 to 1.10 GB/s`; `None` without figures.
+pub(super) fn range(rates: impl Iterator<Item = f64>) -> Option<String> {
+    let rates: Vec<f64> = rates.collect();
+    let least = rates.iter().copied().reduce(f64::min)?;
+    let most = rates.iter().copied().reduce(f64::max)?;
+    Some(format!("{} to {} GB/s", heat::figure(least), heat::figure(most)))
 }
 
 fn cells(row: &Row) -> Vec<String> {

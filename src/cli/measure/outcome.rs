@@ -98,7 +98,7 @@ impl Outcome {
             .filter_map(|memory| {
                 let of = self.pairs().iter().filter(|pair| pair.memory == memory);
                 let rates: Vec<f64> = of.filter_map(|pair| pair.gb_per_s).collect();
-                Some(format!("{memory} memory {}", range(rates.into_iter())?))
+                Some(format!("{memory} memory {}", between::range(rates.into_iter())?))
             })
             .collect();
         if !ranges.is_empty() {
@@ -154,20 +154,6 @@ impl Outcome {
         }
         Ok(())
     }
-}
-
-/// `11 of 12 ok, 0.91 to 1.10 GB/s`.
-pub(super) fn ok_and_range(ok: usize, all: usize, rates: impl Iterator<Item = f64>) -> String {
-    let range = range(rates).map(|range| format!(", {range}")).unwrap_or_default();
-    format!("{ok} of {all} ok{range}")
-}
-
-/// `0.91 to 1.10 GB/s`; `None` without figures.
-fn range(rates: impl Iterator<Item = f64>) -> Option<String> {
-    let rates: Vec<f64> = rates.collect();
-    let least = rates.iter().copied().reduce(f64::min)?;
-    let most = rates.iter().copied().reduce(f64::max)?;
-    Some(format!("{} to {} GB/s", heat::figure(least), heat::figure(most)))
 }
 
 /// Rows as text. The latency is that of a small message, one way.

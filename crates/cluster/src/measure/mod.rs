@@ -28,8 +28,9 @@ use cuda_cluster_wire::peer::MemoryKind;
 use cuda_cluster_wire::status::MissingPort;
 pub use error::MeasureError;
 use meter::Meter;
-use order::{Need, Sorted};
+use order::Need;
 pub use subject::Subject;
+use verification::Sorted;
 pub use verification::Verification;
 
 /// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device

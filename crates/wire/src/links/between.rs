@@ -10,8 +10,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Bytes on a planned port, as a share of those that came, that show that it carried them: others may
-/// use the port, too, and some of the bytes may have come before it was read.
+/// Bytes on a planned port, as a share of those that came, that show that it carried them: some may
+/// have come before it was read.
 const SHARE: f64 = 0.9;
 
 /// Lanes over RDMA begin so: `rc_mlx5/mlx5_0:1`, `dc_mlx5/…`, `ud_verbs/…`, `srd/…`.
