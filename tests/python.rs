@@ -211,6 +211,11 @@ fn results_are_right_and_ends_have_causes_on_bad_days_of_hosts() {
 }
 
 #[test]
+fn wires_between_hosts_are_observed_or_said_not_to_be() {
+    told_in_its_own_network_by("test_wires_between_hosts.py");
+}
+
+#[test]
 fn interpreters_that_end_during_transfers_hurt_no_peer() {
     told_by("test_comm_ends.py");
 }

@@ -26,10 +26,10 @@ def _load() -> Any:
     built = [target / profile / "lib_comm.so" for profile in ("release", "debug")]
     found = [path for path in ([Path(named)] if named else built) if path.exists()]
     if not found:
-        raise ImportError(
-            f"direct:// needs {name}, which is not here; "
-            "hint: cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
-        )
+        build = "cargo build --release -p cuda-cluster-comm, or name it in CUDA_CLUSTER_COMM"
+        install = f"{sys.executable} -m pip install --force-reinstall cuda-cluster, whose wheel has it"
+        hint = build if (target.parent / "Cargo.toml").exists() or named else install
+        raise ImportError(f"direct:// needs {name}, which is not here; hint: {hint}")
     if sys.version_info < (3, 11):
         raise ImportError(
             f"{found[0]} is for Python 3.11 and newer; hint: install the wheel, which has one for 3.10"

@@ -3,11 +3,12 @@
 use clap::Args;
 
 use super::failure::{Exit, Failure};
-use super::measure::{Form, Outcome, Ways, measured, unmeasured};
+use super::measure::{Form, Outcome, Ways, measured, measured_between, unmeasured};
 use super::{output, reach};
 use crate::cluster::Handle;
 use crate::cluster::measure::{Subject, Wanted};
 use crate::ids::ClusterName;
+use crate::plan::EnginePlan;
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
@@ -15,6 +16,7 @@ use crate::ids::ClusterName;
 Examples:
   cuda-cluster verify demo
   cuda-cluster verify demo --from gpu0 -o table
+  cuda-cluster verify demo --all                   # every pair, also of workers of other hosts
   cuda-cluster verify demo --strict                # slow links fail, too")]
 pub(super) struct Arguments {
     /// The cluster; optional if only one is running
@@ -30,13 +32,28 @@ pub(super) struct Arguments {
     output: Option<Form>,
 }
 
-/// Measures every ordered pair of workers and judges the lanes that it used.
+/// Measures every ordered pair of workers and judges the lanes that it used; of pairs with workers
+/// of other machines that have joined a sample, unless every one is wanted.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let found = reach::find(arguments.name.as_ref())?;
     let subject = Subject::of(&found).map_err(unmeasured)?;
     let wanted = arguments.ways.wanted(&subject, arguments.strict)?;
+    let every = arguments.ways.are_all() || arguments.strict;
     let mut outcome = Outcome::of(&subject);
-    reach::runtime()?.block_on(measured(&wanted, &subject, false, &mut outcome))?;
+    reach::runtime()?.block_on(async {
+        if !wanted.is_about_others(&subject).await {
+            measured(&wanted, &subject, false, &mut outcome).await?;
+        }
+        measured_between(&wanted, &subject, every, &mut outcome).await
+    })?;
+    if let EnginePlan::Dask(dask) = &subject.plan().engine
+        && let Some(scheduler) = &dask.join
+    {
+        outcome.measured.notes.push(format!(
+            "these are pairs of this machine: those with others are verified where the scheduler \
+             is ({scheduler})"
+        ));
+    }
     match arguments.output {
         Some(form) => outcome.show(form)?,
         None => outcome.show_answer(arguments.strict)?,
@@ -70,5 +87,8 @@ pub(super) async fn verified(cluster: &Handle, form: output::Form) -> Result<Str
 /// Whether every connection is as expected. One without a figure may be slow.
 fn good(outcome: &Outcome, strict: bool) -> bool {
     let is_known = !strict || outcome.measured.left_out == 0;
-    is_known && outcome.pairs().iter().all(|pair| pair.verdict.is_good(strict))
+    let others = outcome.measured.between.as_ref();
+    is_known
+        && others.is_none_or(|others| others.is_good(strict))
+        && outcome.pairs().iter().all(|pair| pair.verdict.is_good(strict))
 }

@@ -118,7 +118,7 @@ fn what_cannot_be_imported_or_preloaded_is_named() {
 }
 
 #[test]
-fn what_is_no_file_of_a_scheduler_is_told_at_once() {
+fn what_is_no_file_of_a_scheduler_is_told_when_nobody_goes_on_writing_it() {
     if !packages() {
         return;
     }

@@ -25,18 +25,19 @@ needs_network = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 
 class Host:
-    def __init__(self, process):
-        self.process = process
-        self.link = f"cc{process.pid % 100_000}"
+    def __init__(self, pid, namespaces):
+        self.pid = pid
+        self.namespaces = namespaces
+        self.link = f"cc{pid % 100_000}"
         # A range for tests of networks.
-        self.here, self.there = (f"198.18.{process.pid % 250}.{last}" for last in (1, 2))
+        self.here, self.there = (f"198.18.{pid % 250}.{last}" for last in (1, 2))
 
     def command(self, *arguments):
         """Run there."""
-        return ["nsenter", "--net", "--target", str(self.process.pid), *arguments]
+        return ["nsenter", *self.namespaces, "--target", str(self.pid), *arguments]
 
     def join(self):
-        pid = str(self.process.pid)
+        pid = str(self.pid)
         made = subprocess.run(
             ["ip", "link", "add", self.link, "type", "veth", "peer", "name", "far", "netns", pid],
             capture_output=True, text=True, check=False,
@@ -57,19 +58,38 @@ class Host:
         subprocess.run(["ip", "link", "set", self.link, state], check=True)
 
 
+#: What a host has of its own besides a network: processes, /dev/shm, a clock that began long ago.
+OF_ITS_OWN = ["--pid", "--mount", "--time"]
+ITS_CLOCK = ["--mount-proc", "--monotonic", "5000000", "--boottime", "5000000"]
+
+
 @contextlib.contextmanager
-def another_host():
+def namespaces(*own):
+    """A process in namespaces of its own; its number."""
+    clock = ITS_CLOCK if own and set(OF_ITS_OWN) <= set(own) else []
+    memory = "mount -t tmpfs memory /dev/shm; " if "--mount" in own else ""
     process = subprocess.Popen(
-        ["unshare", "--net", "sh", "-c", "echo; exec cat"],
+        ["unshare", *own, *clock, "--fork", "--kill-child", "sh", "-c", f"{memory}echo; exec cat"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     process.stdout.readline()
-    host = Host(process)
     try:
-        host.join()
-        yield host
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
+            yield int(children.read().split()[0])
     finally:
-        subprocess.run(["ip", "link", "delete", host.link], check=False, capture_output=True)
         process.stdin.close()
         process.stdout.close()
         process.wait()
+
+
+@contextlib.contextmanager
+def another_host(*more):
+    """A host with a network of its own, and `more` namespaces, as unshare names them."""
+    own = ["--net", *more]
+    with namespaces(*own) as pid:
+        host = Host(pid, own)
+        try:
+            host.join()
+            yield host
+        finally:
+            subprocess.run(["ip", "link", "delete", host.link], check=False, capture_output=True)

@@ -114,6 +114,30 @@ async def test_a_client_of_direct_and_a_scheduler_of_tls_are_told(caplog):
         assert "TLS handshake failed" in caplog.text
 
 
+@in_a_loop
+async def test_another_version_of_direct_is_told_with_both_at_both_ends(caplog):
+    hello = comm._comm.preamble() + (3).to_bytes(4, "little") + bytes(124)
+    why = "the peer speaks version 3 of direct://, and this process version 2"
+
+    async def later(reader, writer):
+        writer.write(hello)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(later, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(FatalCommClosedError, match=why):
+        await connect(f"direct://127.0.0.1:{port}", timeout=10)
+    server.close()
+    caplog.clear()
+    async with listen(ADDRESS, None) as listener:
+        with socket.create_connection(listener.get_host_port()) as stranger:
+            stranger.sendall(hello)
+            await until(lambda: said(caplog))
+    (line,) = said(caplog)
+    assert f"from 127.0.0.1: {why}" in line, line
+
+
 def test_each_reason_of_an_address_is_told_once_until_it_lets_this_process_in(caplog):
     address, reasons = "direct://127.0.0.1:1", ["one", "other", "one", "other"]
     for why in reasons:

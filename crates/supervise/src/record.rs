@@ -133,7 +133,7 @@ pub enum What {
     /// The processes go on that were stalled.
     GoesOn,
     /// A worker from elsewhere has joined the scheduler.
-    Joined { worker: JoinedWorker },
+    Joined { worker: Box<JoinedWorker> },
     /// A worker from elsewhere has gone.
     Parted {
         /// Its name for the scheduler.

@@ -143,6 +143,9 @@ pub struct JoinedWorker {
     /// Planned NIC ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<String>,
+    /// Which machine that is: hosts may share a name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
 }
 
 /// What happens after a process's requested end.

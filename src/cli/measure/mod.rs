@@ -5,6 +5,7 @@
 //! *Invariant:* an error names what was asked for as it was typed.
 
 mod against;
+mod between;
 mod outcome;
 
 use std::path::Path;
@@ -56,7 +57,8 @@ pub(super) struct Ways {
     /// as it takes]
     #[arg(long, value_name = "SPAN")]
     within: Option<Span>,
-    /// Measure every connection, however long it takes
+    /// Measure every connection, however long it takes; 'verify' also every one between hosts,
+    /// instead of each host with each other and each NIC once
     #[arg(long, conflicts_with = "within")]
     all: bool,
     /// CPUs for the native engine's UCX threads of sender and receiver, such as 0,1
@@ -92,6 +94,11 @@ impl From<Memory> for measure::Memory {
 }
 
 impl Ways {
+    /// Whether every connection is asked for.
+    pub(super) fn are_all(&self) -> bool {
+        self.all
+    }
+
     /// What is asked for, in addition to the rest of a verification; `every` connection if nobody
     /// limits the time.
     pub(super) fn wanted(&self, subject: &Subject, every: bool) -> Result<Wanted, Failure> {
@@ -159,6 +166,23 @@ pub(super) async fn measured(
             Span(within)
         ));
     }
+    Ok(())
+}
+
+/// Measures pairs with workers of other machines that have joined, and shows the progress.
+pub(super) async fn measured_between(
+    wanted: &Wanted,
+    subject: &Subject,
+    every: bool,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let mut progress = None;
+    let mut tell = |done: usize, all: usize| {
+        let bar = progress.get_or_insert_with(|| Measuring::new(all as u64, false));
+        bar.done(u64::from(done > 0));
+    };
+    let found = wanted.between(subject, every, &mut tell).await.map_err(unmeasured)?;
+    outcome.measured.between = found;
     Ok(())
 }
 

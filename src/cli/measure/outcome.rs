@@ -7,11 +7,11 @@ use std::io::IsTerminal;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::against;
+use super::{against, between};
 use crate::cli::failure::Failure;
 use crate::cli::{heat, output};
 use crate::cluster::Verification;
-use crate::cluster::measure::Subject;
+use crate::cluster::measure::{Between, Subject};
 use crate::ids::ClusterName;
 use crate::predict::Comparison;
 use crate::units::Size;
@@ -49,6 +49,8 @@ struct Document<'a> {
     simulated: bool,
     pairs: &'a [Pair],
     #[serde(skip_serializing_if = "Option::is_none")]
+    between_hosts: Option<&'a Between>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     against_prediction: Option<&'a Comparison>,
 }
 
@@ -67,7 +69,7 @@ impl Outcome {
     /// Prints the answer: how many pairs are as expected, and those that are not.
     pub(in crate::cli) fn show_answer(&self, strict: bool) -> Result<(), Failure> {
         output::print(&self.answer(strict))?;
-        self.measured.notes.iter().for_each(|note| output::note(note));
+        self.note();
         if std::io::stdout().is_terminal() {
             output::note(&"-o table shows each pair, -o heat a matrix");
         }
@@ -84,8 +86,11 @@ impl Outcome {
         let told: Vec<&Pair> =
             self.pairs().iter().filter(|pair| pair.verdict != Verdict::Ok).collect();
         let all = self.pairs().len();
+        let others = self.measured.between.as_ref();
+        let others = others.map(|others| between::text(others, false)).unwrap_or_default();
         if all == 0 {
-            return "nothing to verify: fewer than two workers are at work\n".to_owned();
+            let nothing = "nothing to verify: fewer than two workers are at work";
+            return if others.is_empty() { format!("{nothing}\n") } else { others };
         }
         let mut text = format!("{} of {all} ok", all - bad);
         let ranges: Vec<String> = [MemoryKind::Host, MemoryKind::Device]
@@ -93,10 +98,7 @@ impl Outcome {
             .filter_map(|memory| {
                 let of = self.pairs().iter().filter(|pair| pair.memory == memory);
                 let rates: Vec<f64> = of.filter_map(|pair| pair.gb_per_s).collect();
-                let least = rates.iter().copied().reduce(f64::min)?;
-                let most = rates.iter().copied().reduce(f64::max)?;
-                let (least, most) = (heat::figure(least), heat::figure(most));
-                Some(format!("{memory} memory {least} to {most} GB/s"))
+                Some(format!("{memory} memory {}", between::range(rates.into_iter())?))
             })
             .collect();
         if !ranges.is_empty() {
@@ -106,7 +108,12 @@ impl Outcome {
         if !told.is_empty() {
             text.push_str(&format!("\n{}", table(told.into_iter())));
         }
-        text
+        text + &others
+    }
+
+    fn note(&self) {
+        let others = self.measured.between.iter().flat_map(|others| &others.notes);
+        self.measured.notes.iter().chain(others).for_each(|note| output::note(note));
     }
 
     /// Prints the rows.
@@ -114,9 +121,14 @@ impl Outcome {
         match form {
             Form::Json => {
                 let (name, simulated, pairs) = (&self.name, self.simulated, self.pairs());
-                let against_prediction = self.comparison.as_ref();
-                let version = 1;
-                let document = Document { version, name, simulated, pairs, against_prediction };
+                let document = Document {
+                    version: 1,
+                    name,
+                    simulated,
+                    pairs,
+                    between_hosts: self.measured.between.as_ref(),
+                    against_prediction: self.comparison.as_ref(),
+                };
                 output::print_json(&document)?;
             }
             Form::Svg => output::print(&heat::svg(self.pairs(), self.simulated))?,
@@ -131,7 +143,12 @@ impl Outcome {
         {
             output::print(&format!("\n{}", against::text(comparison)))?;
         }
-        self.measured.notes.iter().for_each(|note| output::note(note));
+        if let Some(others) = &self.measured.between
+            && matches!(form, Form::Table | Form::Heat)
+        {
+            output::print(&format!("\n{}", between::text(others, form == Form::Table)))?;
+        }
+        self.note();
         if self.simulated && matches!(form, Form::Table | Form::Heat) {
             output::note(&"the GPUs are simulated: these are figures of host memory");
         }

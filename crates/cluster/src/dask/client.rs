@@ -1,10 +1,13 @@
 //! Asks the workers of a running Dask cluster to measure what they receive from each other.
 //!
 //! Each worker answers over a socket of its own in the run directory (`python/measure.py`): one
-//! JSON line a question, one the answer. Does not know the workers' addresses; its caller does.
+//! JSON line a question, one the answer. Those of other machines are asked by the scheduler
+//! (`python/between.py`), which has such a socket, too. Does not know the workers' addresses; its
+//! caller does.
 //!
 //! *Invariant:* every question has one result, and an error names the worker that it is about.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -14,12 +17,17 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use cuda_cluster_machine::os::run_directory::Paths;
+use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_wire::links::Measured;
 use cuda_cluster_wire::native::{Measurement, Samples};
 use cuda_cluster_wire::peer::MemoryKind;
 
 /// Longest answer, in bytes: millions of rounds.
 const ANSWER_LIMIT: u64 = 32 << 20;
+
+/// The scheduler's socket, by its name without the ending. `scheduler.sock` is that of the native
+/// engine, whose clients would wait for an answer.
+const BETWEEN: &str = "between";
 
 /// A client of the workers in one run directory.
 #[derive(Clone, Debug)]
@@ -40,9 +48,48 @@ enum Question<'a> {
         messages: u32,
         rounds: u32,
         warmup: u32,
+        #[serde(flatten)]
+        elsewhere: Option<Elsewhere<'a>>,
+        /// Its NIC ports whose bytes are asked for, too.
+        #[serde(skip_serializing_if = "<[String]>::is_empty")]
+        ports: &'a [String],
     },
     /// Whether it can measure device memory.
     Device,
+    /// Where the scheduler is.
+    Machine,
+}
+
+/// A worker that the scheduler is to ask.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Elsewhere<'a> {
+    /// Its address.
+    #[serde(rename = "at")]
+    pub address: &'a str,
+    /// Its name, for errors.
+    pub name: &'a str,
+}
+
+/// Who is asked what comes to it.
+#[derive(Clone, Copy, Debug)]
+pub enum Receiver<'a> {
+    /// A worker of this machine, by its process's name.
+    Here(&'a str),
+    /// One of another.
+    Elsewhere(Elsewhere<'a>),
+}
+
+/// What a worker received from one of another machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// How long each round took.
+    pub rounds_ns: Vec<u64>,
+    /// What carried it.
+    pub lanes: Vec<String>,
+    /// Why there is no better lane.
+    pub cause: Option<String>,
+    /// Bytes that its ports have received meanwhile, as far as they count.
+    pub ports: BTreeMap<String, u64>,
 }
 
 /// What a worker answers.
@@ -53,6 +100,9 @@ struct Answer {
     lanes: Vec<String>,
     /// Why there is no better lane.
     cause: Option<String>,
+    ports: BTreeMap<String, u64>,
+    machine: Option<String>,
+    host: Option<String>,
     error: Option<String>,
 }
 
@@ -85,10 +135,51 @@ impl Client {
         }
     }
 
+    /// The scheduler's machine, as workers that have joined name theirs, and its host's name.
+    ///
+    /// # Errors
+    /// Why it does not say so.
+    pub async fn machine(&self) -> Result<(String, String), String> {
+        let Answer { machine, host, .. } = self.ask(SCHEDULER, &Question::Machine).await?;
+        machine.zip(host).ok_or_else(|| format!("{SCHEDULER} does not say where it is"))
+    }
+
+    /// Has a worker fetch from one of another machine, whose name and address are these.
+    ///
+    /// # Errors
+    /// Why nothing came.
+    pub async fn fetch(
+        &self,
+        receiver: Receiver<'_>,
+        (peer, address): (&str, &str),
+        what: &Measurement,
+        ports: &[String],
+    ) -> Result<Fetched, String> {
+        let (asked, name, elsewhere) = match receiver {
+            Receiver::Here(name) => (name, name, None),
+            Receiver::Elsewhere(worker) => (SCHEDULER, worker.name, Some(worker)),
+        };
+        let &Measurement { memory, size, messages, rounds, warmup, .. } = what;
+        #[rustfmt::skip]
+        let question = Question::Measure {
+            peer, address, memory, size, messages, rounds, warmup, elsewhere, ports,
+        };
+        match self.ask(asked, &question).await? {
+            Answer { error: Some(error), .. } if elsewhere.is_some() => Err(error),
+            Answer { error: Some(error), .. } => Err(format!("{name}: {error}")),
+            Answer { rounds_ns, lanes, cause, ports, .. } => {
+                Ok(Fetched { rounds_ns, lanes, cause, ports })
+            }
+        }
+    }
+
     async fn measured(&self, measurement: Measurement, address: &str) -> Measured {
         let Measurement { from, to, memory, size, messages, rounds, warmup, .. } = measurement;
-        let question =
-            Question::Measure { peer: &from, address, memory, size, messages, rounds, warmup };
+        let (elsewhere, ports) = (None, &[][..]);
+        #[rustfmt::skip]
+        let question = Question::Measure {
+            peer: &from, address, memory, size, messages, rounds, warmup, elsewhere, ports,
+        };
         let (result, cause) = match self.ask(&to, &question).await {
             Ok(Answer { error: Some(error), .. }) => (Err(format!("{to}: {error}")), None),
             Ok(Answer { rounds_ns, lanes, cause, .. }) => {
@@ -102,7 +193,7 @@ impl Client {
     }
 
     async fn ask(&self, worker: &str, question: &Question<'_>) -> Result<Answer, String> {
-        let path = self.paths.socket(worker);
+        let path = self.paths.socket(if worker == SCHEDULER { BETWEEN } else { worker });
         let stream = UnixStream::connect(&path).await.map_err(|error| {
             format!("{worker} cannot be asked to measure: {}: {error}", path.display())
         })?;

@@ -17,6 +17,7 @@ pub(super) const DASK: Package = Package {
         "__init__.py",
         "__main__.py",
         "adaptive.py",
+        "between.py",
         "control.py",
         "dashboard.py",
         "fork_server.py",

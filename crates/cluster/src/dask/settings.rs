@@ -21,6 +21,8 @@ const CREATE_CONTEXT: &str = "distributed-ucxx.create-cuda-context";
 /// What scheduler and workers share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Common<'a> {
+    /// This program's version: workers that join from elsewhere may have another one.
+    version: &'static str,
     /// The plan itself.
     plan: &'a DaskPlan,
     /// Dask configuration that comes from the run directory; the plan's goes before it.
@@ -133,7 +135,8 @@ pub(super) struct Means {
 
 fn common<'a>(dask: &'a DaskPlan, paths: &Paths, fork_server: Option<Fork>) -> Common<'a> {
     let secret = comm_secret(dask, paths).map(|file| (SECRET_FILE, file));
-    Common { plan: dask, config: secret.into_iter().collect(), fork_server }
+    let config = secret.into_iter().collect();
+    Common { version: env!("CARGO_PKG_VERSION"), plan: dask, config, fork_server }
 }
 
 pub(super) fn scheduler<'a>(

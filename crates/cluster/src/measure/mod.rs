@@ -5,15 +5,19 @@
 //! *Invariant:* measurements overlap only if that was asked for, or if they have nothing in common
 //! (see `order`), so that none slows another one down.
 
+mod between;
 mod error;
 mod meter;
 mod order;
+mod sample;
 mod subject;
+mod verification;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::Handle;
+pub use between::Between;
 use cuda_cluster_model::cpuset::CpuSet;
 use cuda_cluster_model::plan::Plan;
 use cuda_cluster_supervise::{ProcessPhase, ProcessState};
@@ -24,8 +28,10 @@ use cuda_cluster_wire::peer::MemoryKind;
 use cuda_cluster_wire::status::MissingPort;
 pub use error::MeasureError;
 use meter::Meter;
-use order::{Need, Sorted};
+use order::Need;
 pub use subject::Subject;
+use verification::Sorted;
+pub use verification::Verification;
 
 /// Message sizes, in bytes, that are large enough to show a link's bandwidth: host memory, device
 /// memory.
@@ -52,25 +58,6 @@ pub const WITHIN: Duration = Duration::from_secs(20);
 
 /// An ordered pair of workers: sender and receiver.
 pub type Way = (String, String);
-
-/// Figures of a cluster's connections, for each ordered pair of workers, kind of memory and size.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Verification {
-    /// The pairs.
-    pub pairs: Vec<Pair>,
-    /// What was not measured, and why.
-    pub notes: Vec<String>,
-    /// Pairs for whose figures the time did not suffice, counted once for each kind of memory.
-    pub left_out: usize,
-}
-
-impl Verification {
-    /// The pairs that don't use the lanes that they should, or could not be measured.
-    pub fn objections(&self) -> impl Iterator<Item = &Pair> {
-        self.pairs.iter().filter(|pair| !pair.verdict.is_good(false))
-    }
-}
 
 /// Kinds of memory to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +145,7 @@ impl Handle {
         let mut verification = Verification::default();
         let wanted = Wanted { within: None, ..Wanted::verification(&subject) };
         wanted.measure(&subject, &mut |_| (), &mut verification).await?;
+        verification.between = wanted.between(&subject, true, &mut |_, _| ()).await?;
         Ok(verification)
     }
 }

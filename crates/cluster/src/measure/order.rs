@@ -7,10 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Together, Verification, Way};
+use super::{Together, Way};
 use cuda_cluster_model::cpuset::CpuSet;
-use cuda_cluster_wire::links::Pair;
-use cuda_cluster_wire::peer::MemoryKind;
 
 /// CPUs among which there must be an end of a connection in host memory, for another connection to
 /// be measured beside it. One end keeps one core busy, and some ten cores fill a memory controller.
@@ -36,23 +34,6 @@ pub(super) fn passes(ways: &[Way], workers: &[&str]) -> Vec<Vec<Way>> {
         passes.entry((distance != 1, turned)).or_default().push(way.clone());
     }
     passes.into_values().collect()
-}
-
-/// Sorts what has been measured when it is dropped, even if the measurement is: the order of the
-/// measurements is not the one in which they are read.
-pub(super) struct Sorted<'a> {
-    pub(super) verification: &'a mut Verification,
-    pub(super) ways: &'a [Way],
-}
-
-impl Drop for Sorted<'_> {
-    fn drop(&mut self) {
-        let sizes = |pair: &Pair| (pair.memory == MemoryKind::Device, pair.size_bytes);
-        let place: BTreeMap<&Way, usize> =
-            self.ways.iter().enumerate().map(|(at, way)| (way, at)).collect();
-        let at = |pair: &Pair| place.get(&(pair.from.clone(), pair.to.clone())).copied();
-        self.verification.pairs.sort_by_cached_key(|pair| (sizes(pair), at(pair)));
-    }
 }
 
 /// What a connection needs, as far as others may need it, too.
@@ -154,7 +135,6 @@ fn side_by_side(pass: &[Way], cores: usize, need: impl Fn(&Way) -> Need) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cuda_cluster_wire::links::{Expected, Verdict};
     use proptest::prelude::*;
 
     fn names(count: usize) -> Vec<String> {
@@ -172,43 +152,6 @@ mod tests {
     fn in_passes(count: usize) -> Vec<Vec<Way>> {
         let names = names(count);
         passes(&all(&names), &names.iter().map(String::as_str).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn what_is_measured_is_in_the_order_of_the_workers_also_when_it_is_broken_off() {
-        let ways = all(&names(3));
-        let mut verification = Verification::default();
-        let sorted = Sorted { verification: &mut verification, ways: &ways };
-        for at in [4, 1, 3] {
-            for memory in [MemoryKind::Device, MemoryKind::Host] {
-                let (from, to) = ways[at].clone();
-                sorted.verification.pairs.push(Pair {
-                    from,
-                    to,
-                    memory,
-                    lanes: Vec::new(),
-                    expected: Expected::AnyLane,
-                    size_bytes: 8,
-                    gb_per_s: None,
-                    mean_gb_per_s: None,
-                    latency_us: None,
-                    mean_latency_us: None,
-                    link: None,
-                    limit_gb_per_s: None,
-                    usual_gb_per_s: None,
-                    verdict: Verdict::Failed(String::new()),
-                });
-            }
-        }
-        // As when a signal ends it.
-        drop(sorted);
-        let found: Vec<(MemoryKind, Way)> = verification
-            .pairs
-            .into_iter()
-            .map(|pair| (pair.memory, (pair.from, pair.to)))
-            .collect();
-        let of = |memory| [1, 3, 4].map(|at: usize| (memory, ways[at].clone()));
-        assert_eq!(found, [of(MemoryKind::Host), of(MemoryKind::Device)].concat());
     }
 
     proptest! {

@@ -106,7 +106,7 @@ impl Subject {
         if gpus > 1 && self.machine.is_some() { Memory::Both } else { Memory::Host }
     }
 
-    fn control(&self) -> Control {
+    pub(super) fn control(&self) -> Control {
         Control::new(Paths::at(&self.root).control())
     }
 

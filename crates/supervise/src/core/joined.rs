@@ -17,7 +17,7 @@ impl Core {
     /// A worker has registered with the scheduler.
     pub(super) fn joined(&mut self, worker: JoinedWorker, now: Moment) {
         let since = self.time_of_day(now);
-        self.record(now, None, What::Joined { worker: worker.clone() });
+        self.record(now, None, What::Joined { worker: Box::new(worker.clone()) });
         let joined = Joined { worker, state: JoinedPhase::Ready, since, reason: None };
         let all = &mut self.state.joined;
         match all.iter_mut().find(|one| one.worker.name == joined.worker.name) {

@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* every verdict except `ok` says what was expected and what was found.
 
+pub mod between;
 mod expected;
 mod limits;
 pub mod trials;

@@ -16,7 +16,7 @@ import dask.system
 from distributed import Scheduler, Worker
 from distributed.active_memory_manager import RetireWorker
 from distributed.comm import Comm, connect, get_address_host, get_address_host_port
-from distributed.comm.core import CommClosedError
+from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.comm.registry import get_backend
 from distributed.compatibility import asyncio_run
 from distributed.config import get_loop_factory
@@ -32,6 +32,7 @@ __all__ = [
     "AdaptiveCore",
     "Comm",
     "CommClosedError",
+    "FatalCommClosedError",
     "RetireWorker",
     "SpillBuffer",
     "WorkSpace",
@@ -41,6 +42,7 @@ __all__ = [
     "format_dashboard_link",
     "get_address_host",
     "get_address_host_port",
+    "get_backend",
     "get_ip_interface",
     "get_loop_factory",
     "get_versions",
@@ -56,14 +58,15 @@ SEEN = {
         "dask.config": "collect_env collect_yaml config defaults merge paths update",
         "dask.system": "CPU_COUNT cpu_count",
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
-        "extensions",
+        "extensions rpc",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager startup_information",
         "distributed.active_memory_manager": "RetireWorker",
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
         "distributed.comm": "Comm connect get_address_host get_address_host_port",
-        "distributed.comm.core": "CommClosedError",
+        "distributed.comm.Comm": "local_info remote_info",
+        "distributed.comm.core": "CommClosedError FatalCommClosedError",
         "distributed.comm.registry": "get_backend",
         "distributed.compatibility": "asyncio_run",
         "distributed.config": "get_loop_factory",

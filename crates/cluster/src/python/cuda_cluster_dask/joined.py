@@ -6,10 +6,14 @@ supervisor is told of them.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import socket
+from pathlib import Path
 from typing import Any, TypedDict
 
+import distributed
 from distributed import Scheduler, SchedulerPlugin
 
 from cuda_cluster_dask import control
@@ -47,11 +51,43 @@ class About(TypedDict, total=False):
     cpus: str
     mems: str
     nics: list[str]
+    machine: str
+    versions: dict[str, str]
 
 
-async def about() -> About:
+def machine() -> str:
+    """A name of the network that this process is in, which no other has while it is there: hosts may
+    share a name, and networks a kernel. It tells nothing else about it."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        known = f"{kernel} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # A sandbox without either.
+        known = socket.gethostname()
+    return hashlib.blake2s(known.encode(), digest_size=8).hexdigest()
+
+
+def versions(own: str) -> dict[str, str]:
+    """What both ends of a connection should have alike; `own` is cuda-cluster's."""
+    return {
+        "cuda-cluster": own,
+        "distributed": distributed.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def differences(theirs: object, own: dict[str, str]) -> list[str]:
+    """Where a worker's versions are not the scheduler's, with both."""
+    said = theirs if isinstance(theirs, dict) else {}
+    return [
+        f"{what} {said[what]} there, {version} here"
+        for what, version in own.items()
+        if what in said and said[what] != version
+    ]
+
+
+async def about(version: str) -> About:
     """What this process's supervisor knows of it; only its host if nobody answers."""
-    said: About = {"host": socket.gethostname()}
+    said: About = {"host": socket.gethostname(), "machine": machine(), "versions": versions(version)}
     name = os.environ.get(control.PROCESS, "")
     state, plan = await control.state(), await control.plan()
     own = next((one for one in state["workers"] if one["name"] == name), None) if state else None
@@ -77,9 +113,10 @@ class Watch(SchedulerPlugin):
 
     name = "cuda-cluster-joined"
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, version: str) -> None:
         self._status = status
         self._there: dict[str, str] = {}
+        self._versions = versions(version)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         known = scheduler.workers[worker]
@@ -88,6 +125,10 @@ class Watch(SchedulerPlugin):
             return  # Its supervisor is this one's.
         self._there[worker] = str(known.name)
         said = said if isinstance(said, dict) else {}
+        host = said.get("host", known.host)
+        for difference in differences(said.get("versions"), self._versions):
+            # Once for all workers of a host.
+            self._status.noted(f"workers that have joined from {host} differ: {difference}")
         self._status.joined({"host": known.host, **said, "name": str(known.name), "address": worker})
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **known: Any) -> None:

@@ -77,8 +77,8 @@ def carried(comm: Comm, before: dict[str, int] | None, size: int) -> list[str]:
     return [lane for way in used for lane in lanes[way]]
 
 
-def cause(comm: Comm, memory: str) -> str | None:
-    """Why a connection has no better lanes, as far as this end knows."""
+def cause(comm: Comm, memory: str, by_rdma: bool) -> str | None:
+    """Why a connection has no better lanes, as far as this end knows; `by_rdma` if that is planned."""
     if not is_direct(comm):
         return None
     if memory == "device":
@@ -88,6 +88,13 @@ def cause(comm: Comm, memory: str) -> str | None:
     route = dask.config.get("distributed.comm.direct.route", default="auto")
     if route != "auto":
         return f"distributed.comm.direct.route is {route}"
+    if by_rdma:
+        from cuda_cluster import _plane
+
+        ends = {"receiver": comm.local_info, "sender": comm.remote_info}
+        without = [end for end, info in ends.items() if not info.get(_plane.HOST)]
+        no_port = "no RDMA port that is active, or a UCX that does not open it: its log says so"
+        return f"the {without[0]} takes nothing over UCX ({no_port})" if without else None
     if getattr(comm._connection, "refused", False):
         return (
             "processes may not read each other's memory here (kernel.yama.ptrace_scope, or a "

@@ -1,7 +1,8 @@
 """Measures what comes from other workers, for `cuda-cluster verify` and `bench links`.
 
 They ask the worker that receives, over a socket of its own in the run directory: one JSON line a
-question, one the answer (`cluster::dask::client` in Rust). It fetches from the sender as Dask's own
+question, one the answer (`cluster::dask::client` in Rust). A worker of another machine is asked by the
+scheduler (`between.py`), over the connection that Dask has. It fetches from the sender as Dask's own
 workers do, one message after the other.
 
 *Invariant:* the first message of every question is compared byte by byte with what the sender was
@@ -17,6 +18,8 @@ import json
 import os
 import random
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from distributed import Worker
@@ -25,7 +28,13 @@ from cuda_cluster_dask import control, lanes
 from cuda_cluster_fork.failure import describe
 from cuda_cluster_dask.internals import send_recv, to_serialize
 
-OPERATION = "cuda_cluster_bytes"
+#: What a sender is asked for, and what a receiver on another machine is asked.
+OPERATION, ASKED = "cuda_cluster_bytes", "cuda_cluster_measure"
+
+#: Where the kernel counts what a port has received, in words of four bytes (InfiniBand, 16.1.3.5).
+SYSFS = "CUDA_CLUSTER_SYSFS"
+COUNTER, WORD = "class/infiniband/{}/ports/{}/counters/port_rcv_data", 4
+
 BLOCK = 1 << 20
 LOOK = 1  # Seconds between two looks whether the socket is there.
 KEPT = 5.0  # Seconds for which a sender keeps what it may be asked for again.
@@ -38,11 +47,13 @@ Memory = Literal["host", "device"]
 
 
 class Measured(TypedDict):
-    """What came of a question."""
+    """What came of a question. `ports` are those that were asked for and count, with what each has
+    received meanwhile, from whomever."""
 
     rounds_ns: list[int]
     lanes: list[str]
     cause: str | None
+    ports: dict[str, int]
 
 
 class Failed(TypedDict):
@@ -102,8 +113,23 @@ class Sender:
 
 
 def answer(worker: Worker) -> None:
-    """Has a worker that is not started yet answer those that will ask for bytes."""
-    worker.handlers[OPERATION] = Sender().answer
+    """Has a worker that is not started yet answer those that will ask for bytes, and the scheduler that
+    will ask how they come."""
+
+    async def measured(**question: Any) -> Measured | Failed:
+        return await _answer(worker, **question)
+
+    worker.handlers |= {OPERATION: Sender().answer, ASKED: measured}
+
+
+def received(ports: Sequence[str]) -> dict[str, int]:
+    """What each of these NIC ports has received so far, in bytes; without those that nobody counts."""
+    root, counted = Path(os.environ.get(SYSFS, "/sys")), {}
+    for port in ports:
+        device, _, number = port.partition(":")
+        with contextlib.suppress(OSError, ValueError):
+            counted[port] = int((root / COUNTER.format(device, number)).read_text()) * WORD
+    return counted
 
 
 async def measure(
@@ -114,6 +140,7 @@ async def measure(
     rounds: int = 0,
     warmup: int = 0,
     memory: Memory = "host",
+    ports: Sequence[str] = (),
 ) -> Measured:
     """Fetches from the worker at an address, compares, then measures."""
     seed = os.urandom(8).hex()
@@ -125,7 +152,7 @@ async def measure(
         return (await send_recv(comm, op=OPERATION, **asked, **options))["data"]
 
     try:
-        before = lanes.received(comm)
+        before, counted = lanes.received(comm), received(ports)
         compare(await fetch(), seed, size)
         for _ in range(messages * warmup):
             await fetch()
@@ -136,7 +163,10 @@ async def measure(
                 await fetch()
             taken.append(time.perf_counter_ns() - begin)
         used = lanes.carried(comm, before, size * (1 + messages * (warmup + rounds)))
-        return {"rounds_ns": taken, "lanes": used, "cause": lanes.cause(comm, memory)}
+        now = received(ports)
+        why = lanes.cause(comm, memory, by_rdma=bool(ports))
+        came = {port: now[port] - counted[port] for port in counted.keys() & now.keys()}
+        return {"rounds_ns": taken, "lanes": used, "cause": why, "ports": came}
     finally:
         worker.rpc.reuse(address, comm)
 
@@ -167,12 +197,22 @@ def no_device_memory() -> str | None:
 
 
 async def listen(worker: Worker) -> str | None:
-    """Answers questions from now on; returns why that is not possible, or None."""
-    directory, process = (os.environ.get(name) for name in (control.RUN_DIRECTORY, control.PROCESS))
-    if directory is None or process is None:
+    """Answers questions to a worker from now on; returns why that is not possible, or None."""
+    return await serve(functools.partial(_answer, worker), os.environ.get(control.PROCESS))
+
+
+#: What answers a question, which is JSON.
+Answering = Callable[..., Awaitable[Any]]
+
+
+async def serve(answering: Answering, name: str | None) -> str | None:
+    """Has questions answered that come over the socket of this name, from now on; returns why that is not
+    possible, or None."""
+    directory = os.environ.get(control.RUN_DIRECTORY)
+    if directory is None or name is None:
         return None
-    path = f"{directory}/{process}.sock"
-    converse = functools.partial(_converse, worker)
+    path = f"{directory}/{name}.sock"
+    converse = functools.partial(_converse, answering)
     try:
         await asyncio.start_unix_server(converse, path)
     except OSError as error:
@@ -203,11 +243,11 @@ def _content(path: str) -> bytes | None:
         return None
 
 
-async def _converse(worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _converse(ask: Answering, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     answering = left = None
     try:
         question = json.loads(await reader.readline())
-        answering = asyncio.ensure_future(_answer(worker, **question))
+        answering = asyncio.ensure_future(ask(**question))
         left = asyncio.ensure_future(reader.read(1))
         # Nobody who has hung up waits for the answer.
         await asyncio.wait([answering, left], return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,15 @@ from tornado.ioloop import IOLoop
 
 from cuda_cluster_dask import internals
 from cuda_cluster_fork.failure import StartFailure
-from cuda_cluster_dask.internals import Comm, CommClosedError, WorkSpace, connect, error_message, pickle
+from cuda_cluster_dask.internals import (
+    Comm,
+    CommClosedError,
+    FatalCommClosedError,
+    WorkSpace,
+    connect,
+    error_message,
+    pickle,
+)
 from cuda_cluster_dask.settings import Name, WorkerSettings
 
 logger = logging.getLogger("distributed.nanny")
@@ -35,6 +43,16 @@ LOOK_AGAIN = 0.5  # Seconds; connecting has a patience of its own.
 WRITTEN = 0.01  # Seconds; a scheduler that starts writes its file soon.
 WHOLE_WITHIN = 5  # Seconds; and as soon all of it.
 ANSWER = 0.05  # Seconds for an answer to be sent.
+
+#: What to do about a refusal of `direct://`, by a word of it (`greeting.rs`).
+HINTS = {
+    "secret": "; hint: the scheduler's secret is in the file that 'cuda-cluster env' names there; copy it, "
+    "and name the copy here: DASK_DISTRIBUTED__COMM__DIRECT__SECRET_FILE",
+    "version": "; hint: install one version of cuda-cluster on all hosts",
+}
+
+#: What has the protocols that Dask itself does not know.
+PACKAGES = {"direct": "cuda-cluster", "ucx": "distributed-ucxx-cu13", "ucxx": "distributed-ucxx-cu13"}
 
 # In the answer to a plugin: whether the worker is about to be restarted because of it.
 RESTARTS = "cuda-cluster-restarts"
@@ -57,10 +75,11 @@ class Nanny:
         self._scratch = settings["plan"]["local_directory"]
         self._introduction: Comm | None = None
 
-    async def introduce(self, patience: float | None) -> None:
-        """Runs the plugins that the scheduler knows; it registers no other one meanwhile."""
+    async def introduce(self, patience: float | None, is_first: bool) -> None:
+        """Runs the plugins that the scheduler knows; it registers no other one meanwhile. Who comes for
+        the first time and is not let in is told so at once."""
         try:
-            comm = await asyncio.wait_for(self._connect(), patience)
+            comm = await asyncio.wait_for(self._connect(is_first), patience)
         except asyncio.TimeoutError:
             where = self.scheduler_addr or self._scheduler_file
             raise StartFailure(f"no scheduler at {where} within {patience:g} s") from None
@@ -80,15 +99,20 @@ class Nanny:
         except CommClosedError:
             pass  # The worker's own connection tells what is the matter.
 
-    async def _connect(self) -> Comm:
+    async def _connect(self, is_first: bool) -> Comm:
         while True:
             # One that has come back may listen elsewhere, and a file may be that of an earlier one.
             if self._scheduler_file is not None:
                 self.scheduler_addr = await _read_address(self._scheduler_file)
+            _must_speak(str(self.scheduler_addr))
             try:
                 comm = await connect(self.scheduler_addr, **self.connection_args)
                 self.scheduler = rpc(self.scheduler_addr, connection_args=self.connection_args)
                 return comm
+            except FatalCommClosedError as error:
+                if is_first:
+                    raise StartFailure(f"{error}{HINTS.get(_said(error), '')}") from error
+                await asyncio.sleep(LOOK_AGAIN)
             except OSError:
                 logger.info("Waiting to connect to: %26s", self.scheduler_addr)
                 await asyncio.sleep(LOOK_AGAIN)
@@ -146,28 +170,42 @@ class Nanny:
         return "OK"
 
 
+def _must_speak(address: str) -> None:
+    """Raises what to install if this Python has nothing for an address; a file tells it only now."""
+    protocol = address.partition("://")[0]
+    try:
+        internals.get_backend(protocol)
+    except (ImportError, ValueError) as error:
+        package = PACKAGES.get(protocol)
+        unknown = package is not None and isinstance(error, ValueError)
+        hint = f"; hint: {sys.executable} -m pip install {package}" if unknown else ""
+        raise StartFailure(
+            f"this Python cannot speak to the scheduler at {address}: {error}{hint}"
+        ) from error
+
+
+def _said(refusal: FatalCommClosedError) -> str:
+    """Which of `HINTS` is about a refusal."""
+    return next((word for word in HINTS if f" {word}" in str(refusal)), "")
+
+
 async def _read_address(file: str) -> str:
     """The address in a scheduler's file, as soon as it is there and whole."""
+    broken = None
     while True:
         try:
             with open(file) as text:
                 return cast(str, json.load(text)["address"])
         except FileNotFoundError:
-            pass
+            broken = None
         except OSError as error:
             raise StartFailure(f"cannot read {file}: {error.strerror}") from error
         except (LookupError, TypeError, ValueError) as error:
-            if _age(file) > WHOLE_WITHIN:
+            # By this process's own clock: that of the host which writes it may be another.
+            broken = broken or time.monotonic()
+            if time.monotonic() - broken > WHOLE_WITHIN:
                 raise StartFailure(f"{file} is no file of a Dask scheduler: {error!r}") from error
         await asyncio.sleep(WRITTEN)
-
-
-def _age(file: str) -> float:
-    """Seconds since it was written."""
-    try:
-        return time.time() - os.stat(file).st_mtime
-    except FileNotFoundError:
-        return 0
 
 
 async def _call(plugin: Any, method: str, nanny: Nanny) -> None:

@@ -18,6 +18,7 @@ from typing import Any, cast
 from distributed import Scheduler
 
 from cuda_cluster_dask import (
+    between,
     control,
     dashboard,
     internals,
@@ -51,13 +52,15 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         for copy in copies:
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
-        scheduler.add_plugin(joined.Watch(status))
+        scheduler.add_plugin(joined.Watch(status, settings["version"]))
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])
             status.dashboard(dashboard_link(scheduler, settings["plan"]["dashboard_prefix"]))
         kept_ports.tell_others(settings, scheduler, status)
         kept_ports.keep(settings, scheduler)
+        if (obstacle := await between.listen(scheduler)) is not None:
+            status.note(obstacle)
         status.ready(scheduler.address)
         ended = asyncio.create_task(scheduler.finished())
         adapting = adapt(settings["adapt"], scheduler)

@@ -53,6 +53,7 @@ class ForkServer(TypedDict):
 class Settings(TypedDict):
     """Those of a scheduler and of a worker."""
 
+    version: str
     plan: Plan
     config: dict[str, str]
     fork_server: ForkServer | None

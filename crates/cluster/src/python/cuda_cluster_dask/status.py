@@ -29,6 +29,7 @@ class Status(Pipe):
         self._answering: asyncio.Future[None] | None = None
         #: What is to be told of each worker from elsewhere.
         self._held: dict[str, dict[str, object]] = {}
+        self._noted: set[str] = set()
 
     @classmethod
     def from_environment(cls) -> Status:
@@ -94,6 +95,12 @@ class Status(Pipe):
     def parted(self, name: str, lost: bool, reason: str) -> None:
         """A worker from elsewhere is not this scheduler's any more."""
         self._tell_of(name, status="parted", name=name, lost=lost, reason=reason)
+
+    def noted(self, text: str) -> None:
+        """A note about a worker from elsewhere, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self._tell_of(f"note: {text}", status="note", text=text)
 
     def _tell_of(self, worker: str, /, **message: object) -> None:
         """Tells of a worker as soon as there is room: a scheduler does not wait for a supervisor that

@@ -50,6 +50,11 @@ IS_GONE = 30
 #: Seconds until a worker that does not find it, while others have it, looks again.
 LOOK_AGAIN = 1
 
+OTHER_PROTOCOL = (
+    "the scheduler speaks direct://, and this worker listens on tcp://, where nobody is asked for the "
+    "secret; hint: --protocol direct"
+)
+
 #: Seconds for which a worker that somebody has sent a signal hands over its data before it ends.
 HANDING_OVER = 5
 
@@ -76,9 +81,10 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
     death_timeout = parse_timedelta(settings["plan"]["death_timeout"])
     # Nobody here brings a scheduler elsewhere back, but somebody there may.
     comes_back = settings["joins"] and await control.has_been_ready()
+    patience = death_timeout or (IS_GONE if comes_back else None)
     while True:
         try:
-            await nanny.introduce(death_timeout or (IS_GONE if comes_back else None))
+            await nanny.introduce(patience, is_first=settings["joins"] and not comes_back)
             break
         except StartFailure as failure:
             if not comes_back:
@@ -89,6 +95,9 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
                 continue
             status.leaving("rest", str(failure), lost=True)
             return 0
+    if settings["plan"]["protocol"] == "tcp" and str(nanny.scheduler_addr).startswith("direct://"):
+        # A scheduler's file says so only now.
+        status.note(OTHER_PROTOCOL)
     if settings["plan"]["preload"]:
         status.step("running " + ", ".join(settings["plan"]["preload"]))
     worker: Supervised = kind(
@@ -115,7 +124,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
 
         worker.metrics["direct"] = comm.metrics
     if settings["joins"]:
-        said = await joined.about()
+        said = await joined.about(settings["version"])
         worker.startup_information[joined.KEY] = lambda _: said
     nanny.adopt(worker)
     storage.heed(worker)
