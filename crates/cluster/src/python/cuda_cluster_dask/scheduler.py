@@ -18,6 +18,7 @@ from typing import Any, cast
 from distributed import Scheduler
 
 from cuda_cluster_dask import (
+    by_wires,
     control,
     dashboard,
     internals,
@@ -51,6 +52,8 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
         scheduler.add_plugin(joined.Watch(status))
+        by_pairs = settings["plan"]["place_by_wires"]
+        learning = by_wires.add(scheduler, settings["gb_per_s"]) if by_pairs else None
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])
@@ -64,6 +67,8 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
         adapting.cancel()
         watching.cancel()
+        if learning is not None:
+            learning.cancel()
         if asked.done():
             await scheduler.close(reason="asked to end")
         else:

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# x + x.T and merges on eight Dask workers between which there are the wires of a DGX-1, one tenth as fast
+# for pairs without NVLink: places tasks by these wires, and as Dask does. The wires are made up
+# (tests/python/wires), and how exact they are is measured first. Then the same with equal wires. Both
+# clusters run side by side and take turns; the results of both are compared.
+# usage: scripts/bench-wires.sh [TURNS [CASE...]]     7 by default; told, learned, equal
+#   WORKERS=8 FASTEST=20e6     bytes per second of the fastest wires
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+binary=${CUDA_CLUSTER_BIN:-target/release/cuda-cluster}
+[ -x "$binary" ] || cargo build --release --locked --quiet
+CUDA_CLUSTER_BIN=$binary PYTHONPATH=tests/python/wires TURNS=${1:-7} exec "$python" scripts/bench_wires.py "${@:2}"

@@ -1,0 +1,111 @@
+"""Dask's tasks placed by the wires between workers against as Dask places them; see bench-wires.sh."""
+
+import contextlib
+import os
+import statistics
+import sys
+import time
+
+import bed
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+from distributed import wait
+
+WORKERS = int(os.environ.get("WORKERS", "8"))
+TURNS = int(os.environ["TURNS"])
+FASTEST = float(os.environ.get("FASTEST", "20e6"))
+#: Blocks of x in a row, and rows of a block; parts of the tables, and rows of a part.
+BLOCKS, ROWS = 10, int(os.environ.get("ROWS", "500"))
+PARTS, PART = 11, int(os.environ.get("PART", "60_000"))
+
+
+def sums(block):
+    """A number for each row, that is another if any element is."""
+    return block @ np.arange(1, block.shape[1] + 1)
+
+
+def transposed(client, turn):
+    x = client.persist(da.random.default_rng(turn).random((BLOCKS * ROWS,) * 2, chunks=ROWS))
+    wait(x)
+    began = time.perf_counter()
+    y = client.persist(x + x.T)
+    wait(y)
+    took = time.perf_counter() - began
+    return took, y.map_blocks(sums, drop_axis=1, dtype=float).compute()
+
+
+def table(column, turn, number):
+    state = np.random.default_rng([turn, number, len(column)])
+    keys = state.integers(0, PARTS * PART, PART)
+    return pd.DataFrame({"key": keys, column: state.random(PART)})
+
+
+def merged(how):
+    def merge(client, turn):
+        with dask.config.set({"dataframe.shuffle.method": how}):
+            made = lambda column: dd.from_map(lambda part: table(column, turn, part), range(PARTS))
+            left, right = client.persist([made("a"), made("bb")])
+            wait([left, right])
+            began = time.perf_counter()
+            both = client.persist(left.merge(right, on="key"))
+            wait(both)
+            took = time.perf_counter() - began
+            found = (both["a"] * both["bb"]).sum(), both["key"].sum(), both.shape[0]
+            return took, np.array(dask.compute(*found))
+
+    return merge
+
+
+WORK = {"x + x.T": transposed, "merge by tasks": merged("tasks"), "merge by p2p": merged("p2p")}
+
+
+def compare(rows, title, told):
+    print(title, flush=True)
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(bed.cluster(rows, told=told))
+        dasks = stack.enter_context(bed.cluster(rows, by_wires=False))
+        if told:
+            exact = bed.exactness(dasks, rows)
+            print(
+                f"  1 MiB takes {statistics.median(exact):.3f} times what its wire would take on the median of "
+                f"all pairs, {exact[0]:.3f} to {exact[-1]:.3f}",
+                flush=True,
+            )
+        print(f"  {'':16}{'by wires':>10}{'as Dask':>10}{'times':>7}  {'range':12} moved", flush=True)
+        for name, work in WORK.items():
+            seen = []
+            for turn in range(-1, TURNS):
+                before = bed.moved(ours) or 0
+                # Who is first changes.
+                order = [ours, dasks] if turn % 2 else [dasks, ours]
+                done = {client: work(client, turn) for client in order}
+                np.testing.assert_allclose(done[ours][1], done[dasks][1], rtol=1e-9)
+                moved = (bed.moved(ours) or 0) - before
+                if turn >= 0:
+                    seen.append((done[ours][0], done[dasks][0], moved))
+            mine, theirs = (statistics.median(column) for column in list(zip(*seen))[:2])
+            ratios = sorted(theirs / mine for mine, theirs, _ in seen)
+            print(
+                f"  {name:16}{mine:8.2f} s{theirs:8.2f} s{statistics.median(ratios):7.2f}"
+                f"  {ratios[0]:.2f}–{ratios[-1]:.2f}   {statistics.median(one[2] for one in seen):g}",
+                flush=True,
+            )
+
+
+def main():
+    wires = bed.dgx_1(WORKERS, FASTEST)
+    whole = f"{WORKERS} workers, medians of {TURNS} turns"
+    cases = {
+        "told": (wires, f"wires of a DGX-1, the scheduler told of them: {whole}", True),
+        "learned": (wires, "the same, the scheduler not told: it learns", False),
+        "equal": (bed.equal(WORKERS, FASTEST / 2), "equal wires", True),
+    }
+    for name in sys.argv[1:] or cases:
+        compare(*cases[name])
+
+
+if __name__ == "__main__":
+    main()
