@@ -10,4 +10,6 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 binary=${CUDA_CLUSTER_BIN:-target/release/cuda-cluster}
 [ -x "$binary" ] || cargo build --release --locked --quiet
-CUDA_CLUSTER_BIN=$binary PYTHONPATH=tests/python/wires TURNS=${1:-7} exec "$python" scripts/bench_wires.py "${@:2}"
+script=bench_wires.py
+if [ "${2:-}" = cost ]; then script=bench_wires_cost.py; fi
+CUDA_CLUSTER_BIN=$binary PYTHONPATH=tests/python/wires TURNS=${1:-7} exec "$python" "scripts/$script" "${@:2}"

@@ -98,7 +98,7 @@ class ByWires(SchedulerPlugin):
         self._due = None
         names = {str(ws.name): ws for ws in self.scheduler.workers.values()}
         table = Table.of(self.wires.rates(), names)
-        self.hooks.table = table
+        self.hooks.know(table)
         if table.differ and not self.hooks.there:
             logger.info("Tasks are placed by the wires between workers, which differ")
             self.hooks.put()

@@ -64,7 +64,7 @@ FACTS = {
 #: Attributes that are read, by class.
 READS = {
     "TaskState": "dependencies who_has processing_on actor key get_nbytes get_nbytes_deps",
-    "WorkerState": "address name nthreads metrics needs_what has_what task_prefix_count",
+    "WorkerState": "address name nthreads metrics needs_what has_what task_prefix_count _network_occ",
 }
 
 
@@ -120,10 +120,17 @@ class Hooks:
     #: The tasks that were placed elsewhere than where Dask would have placed them.
     moved: int = 0
     _own: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    #: What comes to each worker, and by what to tell that it is still so.
+    _known: dict[Any, tuple[tuple[int, float], dict[Any, float]]] = field(default_factory=dict)
 
     @property
     def there(self) -> bool:
         return bool(self._own)
+
+    def know(self, table: Table[Any]) -> None:
+        """Decides by this table from now on."""
+        self.table = table
+        self._known.clear()
 
     def put(self) -> None:
         """Replaces the methods."""
@@ -195,11 +202,21 @@ class Hooks:
 
     def _place(self, ws: Any) -> Place[Any]:
         busy = self.scheduler._calc_occupancy(ws.task_prefix_count, 0) / ws.nthreads
-        place = Place(ws, busy)
+        return Place(ws, busy, self._coming(ws))
+
+    def _coming(self, ws: Any) -> dict[Any, float]:
+        """Bytes that come to a worker, by sender. Of many decisions in a row, each changes what comes to
+        one worker."""
+        stamp = len(ws.needs_what), ws._network_occ
+        known = self._known.get(ws)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        coming: dict[Any, float] = {}
         for needed in islice(ws.needs_what, COMING):
             sender = self._sender(needed, ws)
-            place.coming[sender] = place.coming.get(sender, 0.0) + needed.get_nbytes()
-        return place
+            coming[sender] = coming.get(sender, 0.0) + needed.get_nbytes()
+        self._known[ws] = stamp, coming
+        return coming
 
     def _needs(self, ts: Any, ws: Any) -> Iterable[Need[Any]]:
         """What a worker lacks for a task. What comes to it anyway is waited for, and comes once."""
@@ -215,6 +232,9 @@ class Hooks:
         holders = needed.who_has
         if not holders:
             return None
+        if len(holders) == 1:
+            (holder,) = holders
+            return holder
         row, usual = self.table.seconds.get(ws, {}), self.table.usual
         return min(holders, key=lambda holder: row.get(holder, usual))
 

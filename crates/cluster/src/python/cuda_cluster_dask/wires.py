@@ -175,9 +175,11 @@ class Place(Generic[Worker]):
 Need = tuple[float, Collection[Worker]]
 
 
-def arrival(table: Table[Worker], place: Place[Worker], needs: Iterable[Need[Worker]]) -> float:
+def arrival(
+    table: Table[Worker], place: Place[Worker], needs: Iterable[Need[Worker]], limit: float = math.inf
+) -> float:
     """Seconds until a place has what is needed: wires work side by side, each on one thing after the
-    other."""
+    other. More than the limit may be too little."""
     row, usual = table.seconds.get(place.worker, {}), table.usual
     coming, latest = dict(place.coming), 0.0
     for size, holders in needs:
@@ -189,6 +191,8 @@ def arrival(table: Table[Worker], place: Place[Worker], needs: Iterable[Need[Wor
         if sender is not None:
             coming[sender] = coming.get(sender, 0.0) + size
             latest = max(latest, soonest)
+            if latest > limit:
+                break
     return latest
 
 
@@ -207,7 +211,7 @@ def sooner(
     for place, needs in others:
         if place.busy > limit:
             continue
-        comes = arrival(table, place, needs)
+        comes = arrival(table, place, needs, limit)
         begins = max(comes, place.busy)
         if begins <= limit and (best is None or (begins, comes) < best):
             best, found = (begins, comes), place.worker
