@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 
-import cloudpickle
 import distributed
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
@@ -18,6 +17,10 @@ from known import workers_of  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BINARY = os.environ.get("CUDA_CLUSTER_BIN", str(ROOT / "target/debug/cuda-cluster"))
 LIMITER = str(pathlib.Path(__file__).with_name("limiter.py"))
+#: Where workers find what they are to run.
+PATH = os.pathsep.join(
+    [*map(str, (pathlib.Path(__file__).parent, ROOT / "tests/python")), os.environ.get("PYTHONPATH", "")]
+)
 MACHINE = ("--topology", "dgx-1-v100", "--simulate")
 
 #: What a pair carries, as a share of two NVLinks: by the plan's GB/s for the pair.
@@ -47,7 +50,7 @@ def equal(workers, rate):
 
 def free_ports(count):
     """The first of so many ports in a row that nobody listens on now."""
-    for first in range(20_000, 32_000, 50):
+    for first in range(20_000 + os.getpid() % 200 * 50, 32_000, 50):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
@@ -62,6 +65,7 @@ def cluster(rows, by_wires=True, told=True, name="wires", config=()):
     name = f"{name}-{os.getpid()}-{port}"
     options = ["--n-workers", str(workers), "--engine", "dask", "--protocol", "tcp", "--no-dashboard"]
     options += ["--scheduler-port", "0", "--worker-port", f"{port}:{port + workers - 1}", "--preload", LIMITER]
+    options += ["--python", sys.executable]
     options += ["--place-by-wires" if by_wires else "--no-place-by-wires", "--name", name]
     plan = json.loads(call("plan", *MACHINE, *options, "-o", "json"))
     names = [worker["name"] for worker in plan["workers"]]
@@ -77,7 +81,7 @@ def cluster(rows, by_wires=True, told=True, name="wires", config=()):
             json.dump({"port": port, "bytes_per_s": rows}, out)
         with open(file, "w") as out:
             json.dump(plan, out)
-        call("up", "--plan", file, "--detach", CUDA_CLUSTER_TEST_WIRES=wires)
+        call("up", "--plan", file, "--detach", CUDA_CLUSTER_TEST_WIRES=wires, PYTHONPATH=PATH)
         try:
             address = json.loads(call("env", name, "-o", "json"))["env"]["DASK_SCHEDULER_ADDRESS"]
             with distributed.Client(address) as client:
@@ -113,11 +117,8 @@ def exactness(client, rows, size=1 << 20):
     found = []
     for step in range(1, len(rows)):
         senders = {by_rank[rank]: by_rank[(rank + step) % len(rows)] for rank in by_rank}
-        took = client.run(_fetched, senders, size)
+        took = client.run(_fetched, senders=senders, size=size)
         for rank, address in by_rank.items():
             found.append(took[address] * rows[(rank + step) % len(rows)][rank] / size)
     return sorted(found)
 
-
-# What workers run comes with the call: they can't import this.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])

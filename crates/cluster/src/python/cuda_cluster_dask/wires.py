@@ -201,18 +201,19 @@ def sooner(
     usual: tuple[Place[Worker], Iterable[Need[Worker]]],
     others: Iterable[tuple[Place[Worker], Iterable[Need[Worker]]]],
 ) -> Worker | None:
-    """The place that has what a task needs, and time for it, clearly sooner than the usual one; None if
-    there is none. Each comes with what it lacks."""
+    """The place that has what a task needs clearly sooner than the usual one, and does not begin it later;
+    None if there is none. Each comes with what it lacks."""
     came = arrival(table, *usual)
     begin = max(came, usual[0].busy)
-    limit = min(begin * SOONER, begin - AT_LEAST)
-    best: tuple[float, float] | None = None
+    limit = min(came * SOONER, came - AT_LEAST)
+    best = math.inf
     found = None
     for place, needs in others:
-        if place.busy > limit:
+        # Who computes more is no place for it, but to take computing off a worker is not the point here:
+        # how long tasks take is often a guess, and work stealing is for that.
+        if place.busy > begin:
             continue
         comes = arrival(table, place, needs, limit)
-        begins = max(comes, place.busy)
-        if begins <= limit and (best is None or (begins, comes) < best):
-            best, found = (begins, comes), place.worker
+        if comes <= limit and comes < best:
+            best, found = comes, place.worker
     return found
