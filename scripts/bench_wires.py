@@ -72,9 +72,9 @@ def compare(rows, title, told):
         ours = stack.enter_context(bed.cluster(rows, told=told))
         dasks = stack.enter_context(bed.cluster(rows, by_wires=False))
         if told:
-            exact = bed.exactness(dasks, rows)
+            exact = bed.exactness(dasks, rows, size := int(FASTEST / 20))
             print(
-                f"  1 MiB takes {statistics.median(exact):.3f} times what its wire would take on the median of "
+                f"  {size >> 10} KiB take {statistics.median(exact):.3f} times what its wire would take on the median of "
                 f"all pairs, {exact[0]:.3f} to {exact[-1]:.3f}",
                 flush=True,
             )

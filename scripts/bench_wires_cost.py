@@ -17,10 +17,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "crates/cluster/src/python"))
 
 import dask  # noqa: E402
-from cuda_cluster_dask import by_wires, hooks  # noqa: E402
+from cuda_cluster_dask import by_wires  # noqa: E402
 from cuda_cluster_dask.wires import Table  # noqa: E402
 from distributed import Client, Scheduler, Worker, wait  # noqa: E402
-from distributed.scheduler import TaskState, WorkerState  # noqa: E402
+from distributed.scheduler import WorkerState  # noqa: E402
 from distributed.worker import Status  # noqa: E402
 
 #: In a graph.
@@ -147,5 +147,4 @@ def main():
 
 
 if __name__ == "__main__":
-    assert hooks and main
     main()

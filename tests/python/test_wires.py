@@ -134,7 +134,7 @@ def run(story, workers=3, **config):
     async def told(rates):
         with dask.config.set({"distributed.scheduler.work-stealing-interval": "1h", **config}):
             async with Scheduler(dashboard=False, dashboard_address=":0", port=0, validate=True) as scheduler:
-                following = by_wires.add(scheduler, rates)
+                following = by_wires.add(scheduler, rates, True)
                 async with (
                     Worker(scheduler.address, name="a") as a,
                     Worker(scheduler.address, name="b") as b,
@@ -261,25 +261,26 @@ def test_a_dask_that_is_not_known_is_left_alone(caplog, monkeypatch):
     async def story():
         async with Scheduler(dashboard=False, dashboard_address=":0", port=0) as scheduler:
             with caplog.at_level(logging.WARNING, "distributed.scheduler"):
-                assert by_wires.add(scheduler, {}) is None
+                assert by_wires.add(scheduler, {}, True) is None
             assert by_wires.ByWires.name not in scheduler.plugins
 
     asyncio.run(story())
     assert "get_comm_cost(ts, ws) is not there" in caplog.text
 
 
-def test_dasks_configuration_switches_it_off():
-    async def story():
+@pytest.mark.parametrize("word, is_on", [("true", True), ("false", False), (None, None)])
+def test_dasks_configuration_goes_before_the_plan(word, is_on):
+    async def story(asked):
         async with Scheduler(dashboard=False, dashboard_address=":0", port=0) as scheduler:
-            assert by_wires.add(scheduler, {}) is None
+            following = by_wires.add(scheduler, {}, asked)
+            assert (following is not None) == (asked if is_on is None else is_on)
+            if following is not None:
+                following.cancel()
 
-    with dask.config.set({by_wires.KEY: False}):
-        asyncio.run(story())
-    assert dask.config.collect_env({"DASK_CUDA_CLUSTER__PLACE_BY_WIRES": "false"}) == {
-        "cuda_cluster": {"place_by_wires": False}
-    }
-    with dask.config.set(dask.config.collect_env({"DASK_CUDA_CLUSTER__PLACE_BY_WIRES": "false"})):
-        asyncio.run(story())
+    variables = {} if word is None else {"DASK_CUDA_CLUSTER__PLACE_BY_WIRES": word}
+    with dask.config.set(dask.config.collect_env(variables)):
+        asyncio.run(story(True))
+        asyncio.run(story(False))
 
 
 def test_random_graphs_with_kills_have_the_results_that_they_have_without_dask(nothing_is_left):

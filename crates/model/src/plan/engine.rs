@@ -149,16 +149,12 @@ pub struct DaskPlan {
     /// Dask configuration, key to value.
     pub config: BTreeMap<String, String>,
     /// Whether the cluster's own scheduler places tasks by the wires between workers.
-    #[serde(default = "yes")]
+    #[serde(default)]
     pub place_by_wires: bool,
     /// Expected bandwidth from one worker to another in 10⁹ bytes per second, by the names of their
     /// processes: what that scheduler begins with.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gb_per_s: BTreeMap<String, BTreeMap<String, f64>>,
-}
-
-fn yes() -> bool {
-    true
 }
 
 fn is_usual(names: &WorkerNames) -> bool {

@@ -145,7 +145,7 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         cudf_spill: (asked.enable_cudf_spill == Some(true))
             .then(|| asked.cudf_spill_stats.unwrap_or(0)),
         config: asked.config.clone().unwrap_or_default(),
-        place_by_wires: asked.place_by_wires.unwrap_or(true),
+        place_by_wires: asked.place_by_wires.unwrap_or(false),
         gb_per_s: BTreeMap::new(),
         host,
     }

@@ -313,7 +313,7 @@ section! {
         cudf_spill_stats: u32,
         /// Whether the cluster's scheduler places tasks by the bandwidth between each two workers,
         /// where these differ: by the plan, and by what workers measure and report. Dask assumes
-        /// one bandwidth for all. Default: true.
+        /// one bandwidth for all. Default: false.
         place_by_wires: bool,
         /// Dask configuration keys, like `{distributed.worker.memory.target: 0.6}`.
         #[serde(deserialize_with = "super::read::variables")]

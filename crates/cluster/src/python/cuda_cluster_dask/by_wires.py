@@ -24,7 +24,8 @@ from cuda_cluster_dask.wires import METRIC, Table, Wires, is_rate
 
 logger = logging.getLogger("distributed.scheduler")
 
-#: Where Dask's configuration switches it off (`DASK_CUDA_CLUSTER__PLACE_BY_WIRES=false`).
+#: Where Dask's configuration switches it on and off (`DASK_CUDA_CLUSTER__PLACE_BY_WIRES=true`): it goes before
+#: what the plan says.
 KEY = "cuda-cluster.place-by-wires"
 
 #: Seconds between two looks at what workers report; they do so every half second at most.
@@ -108,11 +109,13 @@ class ByWires(SchedulerPlugin):
             self.hooks.take()
 
 
-def add(scheduler: Scheduler, gb_per_s: Mapping[str, Mapping[str, float]]) -> asyncio.Task[None] | None:
-    """Has a scheduler place tasks by wires; returns what is to be cancelled when it ends. None, and a line
-    in its log, if that is switched off or not possible with this Dask."""
-    if dask.config.get(KEY, default=True) in (False, None):
-        logger.info("Tasks are placed as Dask does: its configuration has %s: false", KEY)
+def add(
+    scheduler: Scheduler, gb_per_s: Mapping[str, Mapping[str, float]], asked: bool
+) -> asyncio.Task[None] | None:
+    """Has a scheduler place tasks by wires, if that is asked for or Dask's configuration says so; returns
+    what is to be cancelled when it ends. None, and a line in its log, if this Dask does not allow it."""
+    said = dask.config.get(KEY, default=None)
+    if not (asked if said is None else said is True):
         return None
     reason = hooks.strange(scheduler)
     if reason is not None:

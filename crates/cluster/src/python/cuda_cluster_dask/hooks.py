@@ -290,9 +290,7 @@ class Hooks:
                 asked = {scheduler.workers[one] for one in scheduler.workers_list(workers)}
             open_to = (asked & scheduler.running) - ts.who_has
             left = len(open_to) if n is None else n - len(ts.who_has & asked)
-            fast = [
-                one for one in open_to if table.fastest(ts.who_has, one) <= table.least * wires.DIFFER
-            ]
+            fast = [one for one in open_to if table.fastest(ts.who_has, one) <= table.least * wires.DIFFER]
             chosen = fast[: max(0, min(left, branching * len(ts.who_has)))]
             if not chosen or len(chosen) == len(open_to):
                 return  # Dask's own does the rest as well.

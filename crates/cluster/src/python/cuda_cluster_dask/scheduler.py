@@ -52,8 +52,7 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
         scheduler.add_plugin(joined.Watch(status))
-        by_pairs = settings["plan"]["place_by_wires"]
-        learning = by_wires.add(scheduler, settings["gb_per_s"]) if by_pairs else None
+        learning = by_wires.add(scheduler, settings["gb_per_s"], settings["plan"]["place_by_wires"])
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])

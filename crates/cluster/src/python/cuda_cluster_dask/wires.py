@@ -138,10 +138,10 @@ class Table(Generic[Worker]):
         if known:
             tenth = len(known) // 10
             table.usual, table.least = statistics.median(known), known[0]
-            for sender, receivers in out.items():
+            for worker, receivers in out.items():
                 receivers.sort(key=lambda one: one[0])
-                table.out[sender] = statistics.fmean(seconds for seconds, _ in receivers)
-                table.nearest[sender] = [receiver for _, receiver in receivers[:NEAREST]]
+                table.out[worker] = statistics.fmean(seconds for seconds, _ in receivers)
+                table.nearest[worker] = [receiver for _, receiver in receivers[:NEAREST]]
             table.differ = known[-1 - tenth] >= DIFFER * known[tenth]
         return table
 
