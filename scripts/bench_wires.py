@@ -86,6 +86,7 @@ def compare(rows, title, told):
                 # Who is first changes.
                 order = [ours, dasks] if turn % 2 else [dasks, ours]
                 done = {client: work(client, turn) for client in order}
+                print([round(d[0],2) for d in done.values()], order[0] is ours, flush=True)
                 np.testing.assert_allclose(done[ours][1], done[dasks][1], rtol=1e-9)
                 moved = (bed.moved(ours) or 0) - before
                 if turn > 0:

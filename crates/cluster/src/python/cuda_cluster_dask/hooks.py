@@ -48,7 +48,8 @@ FACTS = {
     "decide_worker_non_rootish": Fact("ts", "running valid_workers worker_objective"),
     "_transition_waiting_processing": Fact("key stimulus_id", "decide_worker_non_rootish"),
     "valid_workers": Fact("ts", "worker_restrictions host_restrictions resource_restrictions"),
-    "_calc_occupancy": Fact("task_prefix_count network_occ", "_get_prefix_duration bandwidth"),
+    "_calc_occupancy": Fact("task_prefix_count network_occ", "task_prefixes bandwidth"),
+    "_get_prefix_duration": Fact("prefix", "duration_average UNKNOWN_TASK_DURATION"),
     "_task_to_msg": Fact("ts", "compute-task who_has nbytes dependencies address"),
     "_add_to_processing": Fact("ts ws stimulus_id", "processing_on _task_to_msg"),
     "gather_on_worker": Fact("worker_address who_has", "gather add_replica"),
@@ -201,7 +202,11 @@ class Hooks:
         return near.intersection(places)
 
     def _place(self, ws: Any) -> Place[Any]:
-        busy = self.scheduler._calc_occupancy(ws.task_prefix_count, 0) / ws.nthreads
+        # Dask takes half a second for a task whose like has never run: that would be longer than most
+        # transfers, and hide what these take.
+        prefixes = self.scheduler.task_prefixes
+        known = ((prefixes[name].duration_average, count) for name, count in ws.task_prefix_count.items())
+        busy = sum(seconds * count for seconds, count in known if seconds > 0) / ws.nthreads
         return Place(ws, busy, self._coming(ws))
 
     def _coming(self, ws: Any) -> dict[Any, float]:

@@ -57,7 +57,7 @@ SEEN = {
         "dask.system": "CPU_COUNT cpu_count",
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
         "extensions handlers running bandwidth tasks valid_workers workers_list get_comm_cost "
-        "decide_worker_non_rootish _calc_occupancy _task_to_msg gather_on_worker replicate",
+        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager startup_information",
         "distributed.active_memory_manager": "RetireWorker",
@@ -74,6 +74,7 @@ SEEN = {
         "distributed.diskutils": "WorkSpace",
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
+        "distributed.scheduler.TaskPrefix": "duration_average",
         "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
         "get_nbytes_deps",
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra nthreads "
