@@ -7,6 +7,7 @@ load gives the same figures; work stealing, computing and messages are left out.
 """
 
 import asyncio
+import collections
 import logging
 import os
 import statistics
@@ -21,7 +22,8 @@ TURNS = int(os.environ.get("TURNS", "7"))
 
 
 async def longest(rows, blocks, size, hooked, seconds_known, seed):
-    """Seconds until the last task has what it needs, bytes that moved, tasks that were moved."""
+    """Seconds until the last task has what it needs, bytes that moved, tasks that were moved, how many times its share of
+    the tasks the busiest worker has."""
     async with Scheduler(dashboard=False, dashboard_address=":0", port=0) as scheduler:
         known = add_workers(scheduler, len(rows))
         rates = {
@@ -35,7 +37,7 @@ async def longest(rows, blocks, size, hooked, seconds_known, seed):
         at = lambda i, j: known[((i * blocks + j) * 7 + seed * 13 + (i * j + seed) % 5) % len(known)]
         x = {(i, j): task(scheduler, ("x", i, j), size, at(i, j)) for i in range(blocks) for j in range(blocks)}
         scheduler.bandwidth = statistics.fmean(r for row in rows for r in row if r)
-        carried = {}
+        carried, placed = {}, collections.Counter()
         for (i, j), one in x.items():
             ts = task(scheduler, ("add", i, j), needs={one, x[j, i]})
             ts.priority = (0, i, j)
@@ -43,6 +45,7 @@ async def longest(rows, blocks, size, hooked, seconds_known, seed):
                 ts.prefix.duration_average = 0.01
             ws = scheduler.decide_worker_non_rootish(ts)
             scheduler._add_to_processing(ts, ws, "model")
+            placed[ws] += 1
             for needed in ts.dependencies:
                 if needed not in ws.has_what:
                     (holder,) = needed.who_has
@@ -54,7 +57,7 @@ async def longest(rows, blocks, size, hooked, seconds_known, seed):
             scheduler.running.discard(scheduler.workers.pop(address))
         for plugin_name in list(scheduler.plugins):
             scheduler.plugins.pop(plugin_name, None)
-        return took, moved, plugin.hooks.moved
+        return took, moved, plugin.hooks.moved, max(placed.values()) * len(rows) / len(x)
 
 
 def main():
@@ -66,12 +69,13 @@ def main():
             for seed in range(TURNS):
                 ours = asyncio.run(longest(rows, blocks, 32 << 20, True, known, seed))
                 dasks = asyncio.run(longest(rows, blocks, 32 << 20, False, known, seed))
-                seen.append((dasks[0] / ours[0], ours[0], dasks[0], ours[1] / dasks[1], ours[2]))
-            ratio, mine, theirs, bytes_more, moved = (statistics.median(one) for one in zip(*seen))
+                seen.append((dasks[0] / ours[0], ours[0], dasks[0], ours[1] / dasks[1], ours[2], ours[3], dasks[3]))
+            ratio, mine, theirs, bytes_more, moved, *most = (statistics.median(one) for one in zip(*seen))
             print(
                 f"  x + x.T of {blocks} x {blocks} blocks, durations {'known' if known else 'not known'}: by wires "
                 f"{mine:.2f} s, as Dask {theirs:.2f} s, {ratio:.2f} times ({min(seen)[0]:.2f} to "
-                f"{max(seen)[0]:.2f}); {bytes_more:.2f} times the bytes, {moved:g} tasks moved",
+                f"{max(seen)[0]:.2f}); {bytes_more:.2f} times the bytes, {moved:g} tasks moved; "
+                f"the busiest worker has {most[0]:.2f} times its share (as Dask: {most[1]:.2f})",
                 flush=True,
             )
 
