@@ -74,8 +74,8 @@ def compare(rows, title, told):
         if told:
             exact = bed.exactness(dasks, rows, size := int(FASTEST / 20))
             print(
-                f"  {size >> 10} KiB take {statistics.median(exact):.3f} times what its wire would take on the median of "
-                f"all pairs, {exact[0]:.3f} to {exact[-1]:.3f}",
+                f"  {size >> 10} KiB take {statistics.median(exact):.3f} times what their wire would take, on the "
+                f"median of all pairs; {exact[0]:.3f} to {exact[-1]:.3f}",
                 flush=True,
             )
         print(f"  {'':16}{'by wires':>10}{'as Dask':>10}{'times':>7}  {'range':12} moved", flush=True)
@@ -86,7 +86,6 @@ def compare(rows, title, told):
                 # Who is first changes.
                 order = [ours, dasks] if turn % 2 else [dasks, ours]
                 done = {client: work(client, turn) for client in order}
-                print([round(d[0],2) for d in done.values()], order[0] is ours, flush=True)
                 np.testing.assert_allclose(done[ours][1], done[dasks][1], rtol=1e-9)
                 moved = (bed.moved(ours) or 0) - before
                 if turn > 0:
