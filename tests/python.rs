@@ -121,6 +121,11 @@ fn local_cuda_cluster_ends_with_its_python_and_leaves_nothing() {
 }
 
 #[test]
+fn tasks_are_placed_by_the_wires_between_workers() {
+    told_by("test_wires.py");
+}
+
+#[test]
 fn what_we_use_of_dask_is_there() {
     told_by("test_dask_surface.py");
 }

@@ -102,6 +102,7 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("dask.worker_name", "{engine: dask, dask: {join: \"tcp://10.0.0.1:8786\"}}", "mine"),
     ("dask.enable_cudf_spill", "engine: dask", "true"),
     ("dask.cudf_spill_stats", "{engine: dask, dask: {enable_cudf_spill: true}}", "2"),
+    ("dask.place_by_wires", "engine: dask", "true"),
     ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
     ("command.argv", "engine: command", "[echo]"),
     ("command.programs[0].name", ONE_PROGRAM, "b"),

@@ -49,6 +49,8 @@ pub struct SchedulerSettings<'a> {
     client_env: BTreeMap<String, String>,
     /// Fewest and most workers; `None` for a fixed number.
     adapt: Option<(u32, usize)>,
+    /// The plan's bandwidth between workers, by their names in Dask.
+    gb_per_s: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 /// Settings of a fork server.
@@ -154,8 +156,24 @@ pub(super) fn scheduler<'a>(
         client_file: paths.root().join("client.env"),
         client_env: client_env(plan, dask, paths),
         adapt: dask.adapt_minimum.map(|least| (least, plan.workers.len())),
+        gb_per_s: gb_per_s(plan, dask),
         common: common(dask, paths, means.fork.then(|| fork(plan, dask, means, paths))),
     }
+}
+
+/// The plan's bandwidth between workers, as the scheduler knows these.
+fn gb_per_s(plan: &Plan, dask: &DaskPlan) -> BTreeMap<String, BTreeMap<String, f64>> {
+    let named = |worker: &WorkerPlan| {
+        let name = match dask_name(plan, dask, worker) {
+            DaskName::Text(name) => name,
+            DaskName::Index(index) => index.to_string(),
+        };
+        (worker.name.clone(), name)
+    };
+    let names: BTreeMap<_, _> = plan.workers.iter().map(named).collect();
+    let name = |process: &String| names.get(process).unwrap_or(process).clone();
+    let to = |rates: &BTreeMap<_, _>| rates.iter().map(|(to, rate)| (name(to), *rate)).collect();
+    dask.gb_per_s.iter().map(|(from, rates)| (name(from), to(rates))).collect()
 }
 
 fn fork(plan: &Plan, dask: &DaskPlan, means: Means, paths: &Paths) -> Fork {

@@ -148,6 +148,13 @@ pub struct DaskPlan {
     pub cudf_spill: Option<u32>,
     /// Dask configuration, key to value.
     pub config: BTreeMap<String, String>,
+    /// Whether the cluster's own scheduler places tasks by the wires between workers.
+    #[serde(default)]
+    pub place_by_wires: bool,
+    /// Expected bandwidth from one worker to another in 10⁹ bytes per second, by the names of their
+    /// processes: what that scheduler begins with.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub gb_per_s: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
 fn is_usual(names: &WorkerNames) -> bool {

@@ -34,7 +34,12 @@ pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
         EngineKind::Dask => {
             let dask = dask(context.spec);
             let names = names(&dask, workers, context.selected.by_uuid);
-            EnginePlan::Dask(Box::new(DaskPlan { names, ..dask }))
+            let gb_per_s = if moves_by_wires(context.spec, &dask) {
+                known_rates(context)
+            } else {
+                BTreeMap::new()
+            };
+            EnginePlan::Dask(Box::new(DaskPlan { names, gb_per_s, ..dask }))
         }
         EngineKind::Command => EnginePlan::Command(command(context)),
     }
@@ -61,8 +66,6 @@ fn program(asked: &ProgramSpec) -> ProgramPlan {
 
 fn native(context: &Context<'_>) -> NativePlan {
     let (asked, worker) = (&context.spec.native, &context.spec.worker);
-    let mut gb_per_s = rates::between(context);
-    gb_per_s.retain(|_, to| !to.is_empty());
     NativePlan {
         program: asked.program.as_ref().map(PathBuf::from),
         local_directory: worker.local_directory.as_ref().map(PathBuf::from),
@@ -70,9 +73,22 @@ fn native(context: &Context<'_>) -> NativePlan {
         resources: worker.resources.as_ref().map(whole).unwrap_or_default(),
         placement: asked.placement.unwrap_or_default(),
         record_events: asked.record_events.as_ref().map(PathBuf::from),
-        gb_per_s,
+        gb_per_s: known_rates(context),
         ..NativePlan::default()
     }
+}
+
+fn known_rates(context: &Context<'_>) -> BTreeMap<String, BTreeMap<String, f64>> {
+    let mut gb_per_s = rates::between(context);
+    gb_per_s.retain(|_, to| !to.is_empty());
+    gb_per_s
+}
+
+/// Whether the machine's links say anything of what Dask's workers move: over TCP, and where GPUs
+/// are simulated, all of it goes through this machine's memory.
+fn moves_by_wires(spec: &ClusterSpec, dask: &DaskPlan) -> bool {
+    let over_tcp = matches!(dask.protocol.as_str(), "tcp" | "tls");
+    dask.place_by_wires && dask.join.is_none() && !over_tcp && spec.simulate != Some(true)
 }
 
 /// Resource amounts; the spec's own check has made sure that they are whole and not negative.
@@ -129,6 +145,8 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         cudf_spill: (asked.enable_cudf_spill == Some(true))
             .then(|| asked.cudf_spill_stats.unwrap_or(0)),
         config: asked.config.clone().unwrap_or_default(),
+        place_by_wires: asked.place_by_wires.unwrap_or(false),
+        gb_per_s: BTreeMap::new(),
         host,
     }
 }

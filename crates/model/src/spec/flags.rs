@@ -429,6 +429,8 @@ flags! {
         dask.enable_cudf_spill: Switch "enable-cudf-spill" / "disable-cudf-spill";
         /// Level of cuDF's spill statistics, from 0
         dask.cudf_spill_stats: Whole "cudf-spill-stats" "LEVEL";
+        /// Place tasks by the bandwidth between each two workers
+        dask.place_by_wires: Switch "place-by-wires" / "no-place-by-wires";
         /// PEM file with trusted certificate authorities
         tls.ca_file: Path "tls-ca-file" "FILE";
         /// PEM file with this side's certificate

@@ -311,6 +311,10 @@ section! {
         enable_cudf_spill: bool,
         /// Statistics of cuDF's spilling, a level from 0.
         cudf_spill_stats: u32,
+        /// Whether the cluster's scheduler places tasks by the bandwidth between each two workers,
+        /// where these differ: by the plan, and by what workers measure and report. Dask assumes
+        /// one bandwidth for all. Default: false.
+        place_by_wires: bool,
         /// Dask configuration keys, like `{distributed.worker.memory.target: 0.6}`.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]

@@ -58,7 +58,8 @@ SEEN = {
         "dask.config": "collect_env collect_yaml config defaults merge paths update",
         "dask.system": "CPU_COUNT cpu_count",
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
-        "extensions rpc",
+        "extensions rpc handlers running bandwidth tasks valid_workers workers_list get_comm_cost "
+        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager startup_information",
         "distributed.active_memory_manager": "RetireWorker",
@@ -76,9 +77,13 @@ SEEN = {
         "distributed.diskutils": "WorkSpace",
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
-        "distributed.scheduler.TaskState": "who_has",
-        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen",
+        "distributed.scheduler.TaskPrefix": "duration_average",
+        "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
+        "get_nbytes_deps",
+        "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "
+        "nthreads metrics needs_what task_prefix_count _network_occ",
         "distributed.spill": "SpillBuffer",
+        "distributed.stealing.WorkStealing": "steal_time_ratio",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
         "distributed.utils": "format_dashboard_link get_ip_interface import_term",
         "distributed.versions": "get_versions",

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypedDict
 
 from distributed import Worker
 
-from cuda_cluster_dask import control, lanes
+from cuda_cluster_dask import control, lanes, wires
 from cuda_cluster_fork.failure import describe
 from cuda_cluster_dask.internals import send_recv, to_serialize
 
@@ -44,6 +44,13 @@ FOR_DEVICE = {"serializers": ("cuda", "dask", "pickle", "error")}
 
 
 Memory = Literal["host", "device"]
+
+
+#: A shorter message's time says little of a wire's bandwidth.
+LONG = 1 << 20
+
+#: Of each sender by its address, the bytes per second that were measured, and with messages of which size.
+_rates: dict[str, tuple[float, int]] = {}
 
 
 class Measured(TypedDict):
@@ -114,12 +121,13 @@ class Sender:
 
 def answer(worker: Worker) -> None:
     """Has a worker that is not started yet answer those that will ask for bytes, and the scheduler that
-    will ask how they come."""
+    will ask how they come; with its heartbeats it tells the scheduler what it has measured."""
 
     async def measured(**question: Any) -> Measured | Failed:
         return await _answer(worker, **question)
 
     worker.handlers |= {OPERATION: Sender().answer, ASKED: measured}
+    worker.metrics[wires.METRIC] = lambda _: {address: rate for address, (rate, _) in _rates.items()}
 
 
 def received(ports: Sequence[str]) -> dict[str, int]:
@@ -162,6 +170,8 @@ async def measure(
             for _ in range(messages):
                 await fetch()
             taken.append(time.perf_counter_ns() - begin)
+        if taken and size >= max(LONG, _rates.get(address, (0.0, 0))[1]):
+            _rates[address] = size * messages / (min(taken) * 1e-9), size
         used = lanes.carried(comm, before, size * (1 + messages * (warmup + rounds)))
         now = received(ports)
         why = lanes.cause(comm, memory, by_rdma=bool(ports))

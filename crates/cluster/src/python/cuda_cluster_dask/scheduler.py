@@ -19,6 +19,7 @@ from distributed import Scheduler
 
 from cuda_cluster_dask import (
     between,
+    by_wires,
     control,
     dashboard,
     internals,
@@ -53,6 +54,7 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
             shutil.copyfile(first, copy)
             atexit.register(_remove, copy)
         scheduler.add_plugin(joined.Watch(status, settings["version"]))
+        learning = by_wires.add(scheduler, settings["gb_per_s"], settings["plan"]["place_by_wires"])
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])
@@ -69,6 +71,8 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
         adapting.cancel()
         for one in watching:
             one.cancel()
+        if learning is not None:
+            learning.cancel()
         if asked.done():
             await scheduler.close(reason="asked to end")
         else:

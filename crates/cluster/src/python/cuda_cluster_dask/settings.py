@@ -41,6 +41,7 @@ class Plan(TypedDict):
     death_timeout: str | None
     lifetime: str | None
     worker_class: str
+    place_by_wires: bool
 
 
 class ForkServer(TypedDict):
@@ -68,6 +69,7 @@ class SchedulerSettings(Settings):
     client_file: str
     client_env: dict[str, str]
     adapt: tuple[int, int] | None
+    gb_per_s: dict[str, dict[str, float]]
 
 
 class Rmm(TypedDict):

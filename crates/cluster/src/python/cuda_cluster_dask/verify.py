@@ -16,6 +16,7 @@ from cuda_cluster_dask.settings import Name, Proof
 from cuda_cluster_dask.status import Status
 
 SIZE = 4 << 20  # Bytes: beyond every eager protocol, so that the bulk lanes carry them.
+ROUNDS = 3  # Messages of that size after the first, for the scheduler to know how fast they are.
 LOOK_AGAIN = 0.02
 PEERS_STORY = 5.0  # Seconds in which a peer that failed has everything torn down.
 
@@ -50,7 +51,7 @@ async def _registered(worker: Worker, wanted: Collection[Name], status: Status) 
 
 async def _fetch(worker: Worker, peer: Name, address: str) -> list[str]:
     try:
-        return (await measure.measure(worker, address, SIZE))["lanes"]
+        return (await measure.measure(worker, address, SIZE, messages=1, rounds=ROUNDS))["lanes"]
     except measure.Wrong as error:
         raise StartFailure(f"data from {peer} {error}") from error
     except (OSError, TypeError) as error:
