@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::getppid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -297,6 +297,8 @@ struct Signals {
     terminate: Signal,
     hangup: Signal,
     count: u32,
+    /// When the last SIGTERM came that counted.
+    terminated: Option<Instant>,
 }
 
 impl Signals {
@@ -306,17 +308,24 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
             count: 0,
+            terminated: None,
         })
     }
 
     async fn next(&mut self) -> Escalation {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+        loop {
+            let is_terminate = tokio::select! {
+                _ = self.interrupt.recv() => false,
+                _ = self.terminate.recv() => true,
+                _ = self.hangup.recv() => false,
+            };
+            if is_terminate && self.terminated.is_some_and(|at| at.elapsed() < Escalation::SAME) {
+                continue;
+            }
+            self.terminated = is_terminate.then(Instant::now);
+            self.count += 1;
+            return Escalation::of_request(self.count);
         }
-        self.count += 1;
-        Escalation::of_request(self.count)
     }
 }
 
