@@ -63,6 +63,7 @@ with Client(scheduler_file=file, timeout="300s") as client:
     own = [sizes(pid) for pid in client.run(os.getpid).values()]
     found["memory"] = memory()
     found["private"] = statistics.median(one["Private_Clean"] + one["Private_Dirty"] for one in own)
+    print("all workers are there:", json.dumps(found), file=sys.stderr, flush=True)
     rows = 2_000_000 // workers
     def table(name):
         values = [dask.delayed(frame)(number, rows, name) for number in range(workers)]
@@ -99,7 +100,8 @@ def ours(file, hosts, gpus):
     for rank, host in enumerate(hosts):
         flux = {"FLUX_TASK_RANK": str(rank), "FLUX_JOB_SIZE": str(len(hosts)), "FLUX_JOB_ID": "bench"}
         command = [os.environ["CUDA_CLUSTER_BIN"], "up", "--engine", "dask", "--join", "auto"]
-        yield host, [*command, "--scheduler-file", file, "--interface", "far", "--protocol", "tcp"], flux
+        command += ["--scheduler-file", file, "--interface", "far", "--protocol", "tcp"]
+        yield host, [*command, "--ready-within", "15m"], flux
 
 
 def workers_of(command):
@@ -167,6 +169,12 @@ def marked(mark):
     return found
 
 
+def last(log):
+    """What was said last, by whomever."""
+    log.seek(0)
+    return log.read().decode(errors="replace").splitlines()[-20:]
+
+
 def measure(name, commands, hosts, gpus):
     mark = f"bench-hosts-{os.getpid()}-{time.monotonic_ns()}"
     with tempfile.TemporaryDirectory(prefix="bh", dir="/tmp") as folder, contextlib.ExitStack() as stack:
@@ -190,15 +198,13 @@ def measure(name, commands, hosts, gpus):
                 )
             client = [*enter(hosts[0]), sys.executable, "-c", CLIENT]
             client += [str(len(hosts) * gpus), file, str(began)]
-            done = subprocess.run(client, env=environment, capture_output=True, text=True, timeout=1200)
-            words = [line for line in done.stderr.splitlines() if line.strip()]
+            done = subprocess.run(client, env=environment, stdout=subprocess.PIPE, stderr=log,
+                                  text=True, timeout=1200)  # fmt: skip
             if done.returncode != 0:
-                log.seek(0)
-                lines = log.read().decode(errors="replace").splitlines()
-                return {"failed": (words or [f"exit {done.returncode}"])[-1], "log": lines[-5:]}
+                return {"failed": f"its client ended with {done.returncode}", "log": last(log)}
             found = json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
-            return {"failed": "its client did not end within 1200 s"}
+            return {"failed": "its client did not end within 1200 s", "log": last(log)}
         finally:
             told = time.monotonic()
             for process in started:
