@@ -146,6 +146,16 @@ fn workers_run_as_jobs_of_a_slurm() {
 }
 
 #[test]
+fn a_script_that_is_started_on_each_machine_goes_on_in_one() {
+    told_by("test_runner.py");
+}
+
+#[test]
+fn jobs_that_are_whole_machines_come_go_and_say_why() {
+    told_by("test_jobs.py");
+}
+
+#[test]
 fn what_dasks_users_do_gives_the_same_over_it() {
     told_by("test_work.py");
 }

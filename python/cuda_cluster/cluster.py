@@ -19,6 +19,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
 from urllib.parse import quote
@@ -32,6 +33,20 @@ PATIENCE = 10
 
 #: Seconds between two looks whether it is.
 LOOK = 1
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Which of several processes that make one cluster this one is (`--join auto`)."""
+
+    #: 0 has the scheduler.
+    rank: int
+    #: How many there are.
+    size: int
+    #: What the launcher calls them together; None if it does not.
+    job: str | None
+    #: The scheduler's file, where they meet.
+    file: str
 
 
 class Owned:
@@ -64,6 +79,8 @@ class Owned:
                 raise ClusterError(f"cannot run {path}: {error.strerror}") from error
         #: The plan's notes.
         self.notes: list[str] = []
+        #: Known before READY.
+        self.gathered: Gathered | None = None
         self._ready: dict[str, Any] | None = None
         self._failure: ClusterError | None = None
         self._started = threading.Event()
@@ -163,7 +180,9 @@ class Owned:
 
     def _handle(self, report: dict[str, Any]) -> None:
         kind = report.get("report")
-        if kind == "ready":
+        if kind == "gathered":
+            self.gathered = Gathered(*(report[name] for name in ("rank", "size", "job", "file")))
+        elif kind == "ready":
             self._ready = report["state"]
             self._set_started()
         elif kind == "event":

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use serde::Serialize;
+
 use super::failure::{Exit, Failure};
 use super::flags::keys::in_flags;
 use super::output;
@@ -14,13 +16,26 @@ use crate::spec::Request;
 /// What `dask.join` says for it.
 const AUTO: &str = "auto";
 
+/// Which of the processes this one is, and where they meet.
+#[derive(Debug, Serialize)]
+pub(super) struct Place {
+    /// 0 has the scheduler.
+    rank: u32,
+    /// How many there are.
+    size: u32,
+    /// The job's name, as far as the launcher tells one.
+    job: Option<String>,
+    /// The scheduler's file.
+    file: String,
+}
+
 /// Has this process's request start the scheduler, or join it, if that is to follow from the
-/// environment.
+/// environment; then it returns what did.
 ///
 /// The first `begins` by removing a file that an earlier job has left.
-pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure> {
+pub(super) fn settle(request: &mut Request, begins: bool) -> Result<Option<Place>, Failure> {
     if request.spec.dask.join.as_deref() != Some(AUTO) {
-        return Ok(());
+        return Ok(None);
     }
     let found = gathering(|name| std::env::var(name).ok());
     let Gathering { rank, size, job } = found.map_err(|error| {
@@ -42,14 +57,14 @@ pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure>
         }
     };
     let file = place.display().to_string();
-    if let (None, Some(job)) = (&spec.name, job) {
+    if let (None, Some(job)) = (&spec.name, &job) {
         // Names have a limit, and a job's may be long.
         let job: String = job.chars().take(24).collect();
         spec.name = format!("job-{job}-{rank}").parse().ok();
     }
     if rank > 0 {
-        spec.dask.join = Some(file);
-        return Ok(());
+        spec.dask.join = Some(file.clone());
+        return Ok(Some(Place { rank, size, job, file }));
     }
     spec.dask.join = None;
     spec.scheduler.file = Some(file.clone());
@@ -72,7 +87,7 @@ pub(super) fn settle(request: &mut Request, begins: bool) -> Result<(), Failure>
         let error = anyhow::Error::new(error).context(format!("cannot replace {file}"));
         return Err(Failure::new(Exit::Usage, error));
     }
-    Ok(())
+    Ok(Some(Place { rank, size, job, file }))
 }
 
 /// The interface of the default route over IPv4.

@@ -1,6 +1,9 @@
-//! Signals from the user: the first asks the cluster to stop, the second kills it.
+//! Signals from the user: the first asks the cluster to stop, the second kills it. Batch systems
+//! send SIGTERM twice for one request.
 
-use nix::sys::signal::Signal::SIGHUP;
+use std::time::Instant;
+
+use nix::sys::signal::Signal::{SIGHUP, SIGTERM};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::{Exit, Failure};
@@ -18,6 +21,8 @@ pub(super) struct Signals {
     count: u32,
     /// The first signal's number.
     first: Option<u8>,
+    /// When the last SIGTERM came that counted.
+    terminated: Option<Instant>,
 }
 
 impl Signals {
@@ -38,6 +43,7 @@ impl Signals {
             },
             count: 0,
             first: None,
+            terminated: None,
         })
     }
 
@@ -56,11 +62,16 @@ impl Signals {
         }
     }
 
-    /// Counts a signal, and returns what it asks for.
-    pub(super) fn escalation(&mut self, number: u8) -> Escalation {
+    /// Counts a signal, and returns what it asks for; `None` if it repeats the last one.
+    pub(super) fn escalation(&mut self, number: u8) -> Option<Escalation> {
+        let is_terminate = i32::from(number) == SIGTERM as i32;
+        if is_terminate && self.terminated.is_some_and(|at| at.elapsed() < Escalation::SAME) {
+            return None;
+        }
+        self.terminated = is_terminate.then(Instant::now);
         self.count += 1;
         self.first.get_or_insert(number);
-        Escalation::of_request(self.count)
+        Some(Escalation::of_request(self.count))
     }
 
     /// Number of signals so far.

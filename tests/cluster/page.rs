@@ -353,9 +353,7 @@ fn which_wires_the_bytes_took_is_on_the_page_where_they_are_counted() {
     browser.wait_for(&told("TCP: gpu0 → gpu1: 7.6 MiB (NV18)"));
     browser.wait_for(&told("TCP: gpu1 → gpu0: 7.6 MiB (NV18)"));
     browser.click("#worker-table tbody button");
-    browser.wait_for(
-        "/Program *trainer/.test(document.querySelector('#details').textContent)",
-    );
+    browser.wait_for("/Program *trainer/.test(document.querySelector('#details').textContent)");
     browser.picture("wires-1440-light");
     assert_eq!(browser.errors(), [""; 0]);
     std::fs::write(folder.join("end"), "").expect("written");

@@ -33,7 +33,7 @@ fn commands(document: &str) -> Vec<(Vec<String>, Vec<String>)> {
 fn every_option_of_the_documents_commands_is_one() {
     let sandbox = Sandbox::new();
     let mut tried = 0;
-    for document in ["README.md", "configs/from-dask-cuda.md"] {
+    for document in ["README.md", "configs/from-dask-cuda.md", "configs/several-machines.md"] {
         for (mut arguments, _) in commands(document) {
             // What follows is another program's.
             let own = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());

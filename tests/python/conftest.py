@@ -4,6 +4,7 @@ import os
 import re
 import runpy
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -85,6 +86,44 @@ def made_up_machine():
     if not (BUILT.parent / "examples/fake-machine").exists():
         pytest.skip("cargo build --examples builds the made-up machine")
     return lambda gpus: [str(ROOT / "scripts/made-up.sh"), str(gpus)]
+
+
+#: Of each node of the Slurm of these tests.
+GPUS_OF_A_NODE = 8
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    import slurm
+
+    missing = slurm.missing()
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}: scripts/setup.sh --tests installs Slurm")
+    with slurm.Slurm(GPUS_OF_A_NODE) as running:
+        yield running
+
+
+@pytest.fixture
+def run_in_slurm(slurm, made_up_machine, tmp_path):
+    """Runs a command on a machine with GPUs; returns its output, and its status if that is `asked`.
+    Nothing of its jobs is left."""
+    (tmp_path / "cuda-cluster").symlink_to(os.environ["CUDA_CLUSTER_BIN"])
+    environment = {**slurm.environment, "PYTHON": sys.executable,
+                   "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
+
+    def run(*command, asked=False, **more):
+        command = [*made_up_machine(GPUS_OF_A_NODE), "env", "-C", str(tmp_path), *map(str, command)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400,
+                              env={**environment, **more})  # fmt: skip
+        said = "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
+        if asked:
+            return done.returncode, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr + said + slurm.logs()
+        return done.stdout
+
+    yield run
+    eventually(lambda: not slurm.jobs(), "no job is left")
+    eventually(lambda: not slurm.processes(), f"no process of a job is left: {slurm.processes()}")
 
 
 def pytest_sessionfinish(session):

@@ -106,6 +106,9 @@ class Slurm:
             "TaskPlugin=task/none",
             "ProctrackType=proctrack/linuxproc",
             "JobAcctGatherType=jobacct_gather/none",
+            # What `sacct --completion` reads where no slurmdbd keeps accounts.
+            "JobCompType=jobcomp/filetxt",
+            f"JobCompLoc={folder}/completed",
             "SelectType=select/cons_tres",
             "SelectTypeParameters=CR_CPU",
             "GresTypes=gpu",

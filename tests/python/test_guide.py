@@ -1,4 +1,4 @@
-"""`configs/from-dask-cuda.md`: each row of its tables is a test."""
+"""`configs/from-dask-cuda.md` and `configs/several-machines.md`: each row of their tables is a test."""
 
 import inspect
 import json
@@ -13,11 +13,13 @@ from cuda_cluster import program
 from cuda_cluster.dask import LocalCUDACluster, cuda_worker, keywords
 
 GUIDE = (ROOT / "configs/from-dask-cuda.md").read_text()
+SEVERAL = (ROOT / "configs/several-machines.md").read_text()
 
 
 def rows(heading):
     """The rows of the table under a heading, as cells."""
-    text = GUIDE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    guide = GUIDE if f"## {heading}\n" in GUIDE else SEVERAL
+    text = guide.split(f"# {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
@@ -115,8 +117,32 @@ SHOWN_BY = {
     },
 }
 
+SHOWN_BY |= {
+    "From one machine to several": {
+        "`srun": "test_srun_starts_a_script_whose_body_runs_once_with_the_workers_of_all_nodes",
+        "`mpiexec": "test_mpiexec_starts_a_script_likewise",
+        "`flux run`": "other_launchers_are_understood",
+    },
+    "Without a script in the job": {
+        "a cluster of all nodes": "test_one_command_for_all_nodes_makes_one_cluster_which_the_first_shows",
+        "machines without": "test_a_host_that_is_lost_is_seen_to_be_and_back_when_it_is",
+        "jobs that come": "test_whole_machines_come_and_go_with_the_work_and_why_they_end_is_told",
+        "dask-jobqueue's own": "test_jobqueue_starts_scales_and_ends_our_workers",
+        "dask-mpi": "test_dask_mpis_processes_run_our_workers",
+    },
+    "How a job ends": {
+        "the script ends": "test_the_scripts_failure_is_the_steps",
+        "`scancel`": "test_each_end_of_a_job_is_told_as_it_was",
+        "the time limit": "test_each_end_of_a_job_is_told_as_it_was",
+        "a node fails": "test_each_end_of_a_job_is_told_as_it_was",
+    },
+}
+
 SOURCES = "".join(
-    path.read_text() for kind in ("*.py", "*.rs") for path in sorted((ROOT / "tests").rglob(kind))
+    path.read_text()
+    for folder in ("tests", "crates")
+    for kind in ("*.py", "*.rs")
+    for path in sorted((ROOT / folder).rglob(kind))
 )
 
 

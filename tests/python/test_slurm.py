@@ -2,46 +2,18 @@
 that are both this machine; the GPUs are made up."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 import textwrap
 
 import pytest
 import slurm as stand_in
-from conftest import ROOT, eventually
-
-GPUS = 8
-
-
-@pytest.fixture(scope="module")
-def slurm():
-    missing = stand_in.missing()
-    if missing:
-        pytest.skip(f"no {', '.join(missing)}: scripts/setup.sh --tests installs Slurm")
-    with stand_in.Slurm(GPUS) as slurm:
-        yield slurm
+from conftest import ROOT
 
 
 @pytest.fixture
-def run(slurm, made_up_machine, tmp_path):
-    """Runs a command on a machine with GPUs; returns its output. Nothing of its jobs is left."""
-    (tmp_path / "cuda-cluster").symlink_to(os.environ["CUDA_CLUSTER_BIN"])
-    environment = {**slurm.environment, "PYTHON": sys.executable,
-                   "PATH": f"{tmp_path}:{os.environ['PATH']}"}  # fmt: skip
-
-    def run(*command, **more):
-        command = [*made_up_machine(GPUS), *map(str, command)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, cwd=tmp_path,
-                              env={**environment, **more})  # fmt: skip
-        said = "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
-        assert done.returncode == 0, done.stdout + done.stderr + said + slurm.logs()
-        return done.stdout
-
-    yield run
-    eventually(lambda: not slurm.jobs(), "no job is left")
-    eventually(lambda: not slurm.processes(), f"no process of a job is left: {slurm.processes()}")
+def run(run_in_slurm):
+    return run_in_slurm
 
 
 #: What a user of dask-jobqueue does. The cluster is that of the guide, with what this machine needs.

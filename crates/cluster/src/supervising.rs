@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::getppid;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -300,6 +300,8 @@ struct Signals {
     terminate: Signal,
     hangup: Signal,
     count: u32,
+    /// When the last SIGTERM came that counted.
+    terminated: Option<Instant>,
 }
 
 impl Signals {
@@ -309,18 +311,26 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
             count: 0,
+            terminated: None,
         })
     }
 
     /// The next one's number, and what it asks for.
     async fn next(&mut self) -> (Escalation, i32) {
-        let number = tokio::select! {
-            _ = self.interrupt.recv() => libc::SIGINT,
-            _ = self.terminate.recv() => libc::SIGTERM,
-            _ = self.hangup.recv() => libc::SIGHUP,
-        };
-        self.count += 1;
-        (Escalation::of_request(self.count), number)
+        loop {
+            let number = tokio::select! {
+                _ = self.interrupt.recv() => libc::SIGINT,
+                _ = self.terminate.recv() => libc::SIGTERM,
+                _ = self.hangup.recv() => libc::SIGHUP,
+            };
+            let is_terminate = number == libc::SIGTERM;
+            if is_terminate && self.terminated.is_some_and(|at| at.elapsed() < Escalation::SAME) {
+                continue;
+            }
+            self.terminated = is_terminate.then(Instant::now);
+            self.count += 1;
+            return (Escalation::of_request(self.count), number);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(missing_docs, reason = "a part of the house; what users see is documented there")]
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -162,6 +163,10 @@ pub enum Escalation {
 }
 
 impl Escalation {
+    /// For so long after a SIGTERM another one is the same request: at a time limit, Slurm sends it
+    /// to the processes of a step and again to those of its job.
+    pub const SAME: Duration = Duration::from_secs(10);
+
     /// The level for the `count`-th request, counted from 1.
     pub fn of_request(count: u32) -> Self {
         match count {

@@ -10,5 +10,6 @@ with LocalCUDACluster(protocol="ucxx", enable_nvlink=True) as cluster, Client(cl
 from cuda_cluster.dask.client import initialize
 from cuda_cluster.dask.cluster import LocalCUDACluster
 from cuda_cluster.dask.cuda_worker import CUDAWorker
+from cuda_cluster.dask.runner import MPIRunner, Runner, SLURMRunner
 
-__all__ = ["CUDAWorker", "LocalCUDACluster", "initialize"]
+__all__ = ["CUDAWorker", "LocalCUDACluster", "MPIRunner", "Runner", "SLURMRunner", "initialize"]

@@ -134,7 +134,7 @@ class LocalCUDACluster(Scaled):
             if not hasattr(type(self), known):
                 setattr(self, known, given[known])
         self.host = kwargs.get("host")
-        self._request = keywords.translate(asked)
+        self._request = self._translate(asked)
         if self._request.flags["name"] is not None:
             self.name = self._request.flags["name"]
         self.security = self._request.security
@@ -169,6 +169,9 @@ class LocalCUDACluster(Scaled):
         _living.add(self)
         self._begin()
         return self
+
+    def _translate(self, asked: dict[str, Any]) -> keywords.Request:
+        return keywords.translate(asked)
 
     def _set_up(self, asynchronous: bool, loop: Any, interval: Any, name: str | None) -> None:
         if not (loop is None or isinstance(loop, IOLoop)):

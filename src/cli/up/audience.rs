@@ -3,13 +3,14 @@
 //! Does not decide what happens; `up` does.
 //!
 //! *Invariant:* a program is told on standard output of READY, of each event after it, and of the
-//! end or the failure, which is the last line.
+//! end or the failure, which is the last line; and before, of its place among several.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::cli::failure::{Exit, Failure};
+use crate::cli::gathering::Place;
 use crate::cli::output::Form;
 use crate::cli::progress::Progress;
 use crate::cli::{output, workers};
@@ -46,6 +47,11 @@ struct Line<'a> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "report")]
 enum Report<'a> {
+    /// It is one of several that make one cluster; first of all.
+    Gathered {
+        #[serde(flatten)]
+        place: &'a Place,
+    },
     /// It is READY for the first time.
     Ready { state: &'a ClusterState },
     /// Something happened.
@@ -59,6 +65,11 @@ enum Report<'a> {
 fn tell(report: Report<'_>) -> Result<(), Failure> {
     let line = serde_json::to_string(&Line { version: 1, report });
     output::print(&(line.map_err(|error| Failure::new(Exit::Failed, error))? + "\n"))
+}
+
+/// Tells a program which of several processes this is.
+pub(super) fn tell_place(place: &Place) -> Result<(), Failure> {
+    tell(Report::Gathered { place })
 }
 
 /// Tells a program why there is no cluster; a person reads that on standard error.

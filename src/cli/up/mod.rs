@@ -104,9 +104,12 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
         }
         None => {
             let mut request = arguments.asked.request()?;
-            gathering::settle(&mut request, !arguments.dry_run)?;
+            let place = gathering::settle(&mut request, !arguments.dry_run)?;
             if arguments.dry_run {
                 return arguments.show(&plan::planned(&request)?);
+            }
+            if let (Form::Json, Some(place)) = (arguments.output, &place) {
+                audience::tell_place(place)?;
             }
             screen::open();
             if let Some(exit) = prove(&mut request)? {
@@ -330,7 +333,7 @@ pub(super) async fn insist(
     number: u8,
     tell: bool,
 ) {
-    let how = signals.escalation(number);
+    let Some(how) = signals.escalation(number) else { return };
     if tell {
         output::status(match how {
             Escalation::Graceful if number == 2 => "stopping; Ctrl-C again kills",
