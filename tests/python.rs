@@ -206,6 +206,11 @@ fn a_cluster_over_two_hosts_is_seen_as_one_and_each_end_has_its_cause() {
 }
 
 #[test]
+fn one_command_brings_up_workers_on_several_hosts_and_another_ends_them() {
+    told_in_its_own_network_by("test_hosts.py");
+}
+
+#[test]
 fn interpreters_that_end_during_transfers_hurt_no_peer() {
     told_by("test_comm_ends.py");
 }

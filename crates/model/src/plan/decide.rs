@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::context::{CallerEnvironment, Chosen, Context, slots};
+use super::engine::EnginePlan;
 use super::error::PlanError;
 use super::form::{
     Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, UcxPlan, VERSION,
@@ -16,7 +17,7 @@ use super::form::{
 use super::gpus::{VISIBLE, machine_name};
 use super::memory::{TERMINATE, TERMINATE_VARIABLE};
 use super::variables::{NET_DEVICES, Situation, connects, is_used, with_protocol};
-use super::{beyond, exposed, gpus, network, options, rates, shares, ucx, unused, workers};
+use super::{beyond, exposed, gpus, hosts, network, options, rates, shares, ucx, unused, workers};
 use crate::spec::{
     EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec,
 };
@@ -33,7 +34,10 @@ pub fn plan(
     request: &Request,
     caller: &CallerEnvironment,
 ) -> Result<Plan, PlanError> {
-    let spec = &*with_protocol(&request.spec, caller);
+    let asked = with_protocol(&request.spec, caller);
+    let hosts = hosts::divide(&asked, caller);
+    let there = (!hosts.elsewhere.is_empty()).then(|| hosts::for_elsewhere(&asked));
+    let spec = &*hosts::for_here(asked, &hosts);
     let mut selection_notes = Vec::new();
     let selected = gpus::select(topology, spec, caller, &mut selection_notes)?;
     let mut notes = gpus::topology_notes(topology, &selected);
@@ -74,7 +78,13 @@ pub fn plan(
     if spec.strict == Some(true) && !notes.is_empty() {
         return Err(PlanError::Strict { notes: without_repetition(notes) });
     }
-    let engine = options::of(&context, &workers);
+    let mut engine = options::of(&context, &workers);
+    if let EnginePlan::Dask(dask) = &mut engine {
+        (dask.hosts, dask.there) = (hosts.elsewhere, there);
+        if !dask.hosts.is_empty() {
+            dask.names.clear();
+        }
+    }
     // What was asked for and is done is no objection, however open it is.
     told.extend(exposed::notes(&engine));
     notes.extend(told);
