@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from conftest import BUILT, RUNTIME
 
 PORT = 2222
@@ -47,7 +48,8 @@ class SshHost:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
             stack.callback(self._close)
-            assert self._place.stdout.readline() == b"\n", "no place of its own"
+            if self._place.stdout.readline() != b"\n":
+                pytest.skip("no host with mounts and a name of its own can be made here")
             self._join()
             stack.callback(run, "ip", "link", "delete", self._link, check=False)
             self._start()

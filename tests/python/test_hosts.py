@@ -72,7 +72,10 @@ class Up:
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{entry}/cmdline").read_bytes().decode().split("\0")
-                own = f"CUDA_CLUSTER_PROCESS=host-{host}\0".encode() in Path(f"/proc/{entry}/environ").read_bytes()
+                own = (
+                    f"CUDA_CLUSTER_PROCESS=host-{host}\0".encode()
+                    in Path(f"/proc/{entry}/environ").read_bytes()
+                )
                 if own and words[0] == "ssh" and words[-2] == "cuda-cluster __member":
                     return int(entry)
         raise AssertionError(f"no ssh to {host}")
@@ -122,7 +125,9 @@ def test_three_hosts_are_one_cluster_until_it_is_taken_down(hosts, up):
     # The address from which the hosts are reached, as nobody has said another.
     assert state["scheduler"]["address"].startswith(f"tcp://{hosts.here}:")
     with Client(state["scheduler"]["address"]) as client:
-        assert sorted(client.run(socket.gethostname).values()) == sorted(["b", "b", "c", "c", *2 * [socket.gethostname()]])
+        assert sorted(client.run(socket.gethostname).values()) == sorted(
+            ["b", "b", "c", "c", *2 * [socket.gethostname()]]
+        )
         by_host = {one["host"]: one["address"] for one in state["joined"]}
         made = client.submit(bytes, 3_000_000, workers=[by_host["b"]])
         assert client.submit(len, made, workers=[by_host["c"]]).result(timeout=60) == 3_000_000
@@ -147,7 +152,10 @@ def test_without_this_machine_it_has_the_scheduler_alone(hosts, up):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ("refusing", "refusing is not reached: ssh: connect to host 198.18.0.1 port 2222: Connection refused"),
+        (
+            "refusing",
+            "refusing is not reached: ssh: connect to host 198.18.0.1 port 2222: Connection refused",
+        ),
         ("absent", "absent is not reached: ssh: connect to host 198.18.0.99 port 2222: "),
         ("keyless-c", "keyless-c is not reached: root@198.18.0.3: Permission denied (publickey)."),
     ],
@@ -202,9 +210,22 @@ def test_what_fails_on_a_host_is_told_here(hosts, up):
 def test_a_name_that_is_taken_on_a_host_is_told(hosts, up):
     cluster = up("b").ready()
     runtime = str(hosts["c"].runtime)
-    other = ["env", f"XDG_RUNTIME_DIR={runtime}", str(BUILT), "up", "--name", cluster.name, "--detach", *MACHINE]
+    other = [
+        "env",
+        f"XDG_RUNTIME_DIR={runtime}",
+        str(BUILT),
+        "up",
+        "--name",
+        cluster.name,
+        "--detach",
+        *MACHINE,
+    ]
     brought = subprocess.run(
-        hosts["c"].command(*other, "--engine", "dask"), capture_output=True, text=True, timeout=180, check=False
+        hosts["c"].command(*other, "--engine", "dask"),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert brought.returncode == 0, brought.stderr
     assert asked("down", cluster.name).returncode == 0

@@ -18,6 +18,7 @@ use crate::cluster::Lifetime;
 use crate::cluster::hosts::Said;
 use crate::dashboard::Figures;
 use crate::plan::Plan;
+use crate::supervise::state::JoinedPhase;
 use crate::supervise::{ClusterState, Outcome, Record};
 
 /// Who follows.
@@ -147,7 +148,8 @@ impl<'a> Audience<'a> {
         };
         let mut workers = count(state.workers.len(), "worker");
         if !state.hosts.is_empty() {
-            let there = count(state.joined.len(), "worker");
+            let there = state.joined.iter().filter(|one| one.state == JoinedPhase::Ready);
+            let there = count(there.count(), "worker");
             let hosts = count(state.hosts.len(), "other machine");
             workers.push_str(&format!(" here and {there} of {hosts}"));
         }

@@ -225,12 +225,24 @@ impl Course {
                  cuda-cluster there (try: {})",
                 self.trial
             ),
-            (_, Some(OF_SSH) | None) => format!("the connection to {host} is lost: {said}"),
+            (_, Some(OF_SSH) | None) => {
+                // The other end writes there, too.
+                let own = last.filter(|line| code.is_some() && is_of_ssh(line));
+                let said = own.map_or_else(|| format!("ssh ended: {how}"), str::to_owned);
+                format!("the connection to {host} is lost: {said}")
+            }
             (_, Some(code)) => {
                 format!("cuda-cluster on {host} ended with status {code}: {said}")
             }
         }
     }
+}
+
+/// Whether a line is what OpenSSH's client says when a connection ends.
+fn is_of_ssh(line: &str) -> bool {
+    let begins =
+        ["Connection ", "client_loop: ", "Timeout, ", "packet_write_", "Read from ", "ssh"];
+    begins.iter().any(|begin| line.starts_with(begin))
 }
 
 /// Whether an option of ssh is one that every host has.
@@ -311,7 +323,11 @@ mod tests {
     fn the_other_ends_own_reason_is_told_and_a_lost_connection_is_one() {
         let mut course = course();
         course.handle(hello(VERSION));
-        assert!(reason(&course, Some(255)).starts_with("the connection to b:22 is lost: "));
+        course.handle(Event::Complaint("note: simulation: 2 CPUs".to_owned()));
+        let lost = "the connection to b:22 is lost: ssh ended: exit status: 1";
+        assert_eq!(reason(&course, Some(255)), lost);
+        course.handle(Event::Complaint("Connection to b closed by remote host.".to_owned()));
+        assert!(reason(&course, Some(255)).ends_with("Connection to b closed by remote host."));
         let (message, hint) = ("no GPU".to_owned(), Some("buy one".to_owned()));
         course.handle(line(&Said::Failed { message, causes: vec!["x".to_owned()], hint }));
         assert_eq!(reason(&course, Some(1)), "b:22: no GPU: x (buy one)");
