@@ -32,10 +32,11 @@ pub(super) fn settle(request: &mut Request) -> Result<(), Failure> {
     let ssh = spec.dask.ssh.clone().unwrap_or_else(|| vec!["ssh".to_owned()]);
     let hosts = spec.hosts().iter().filter_map(|text| text.parse::<Host>().ok());
     let faced = hosts.filter_map(|host| Some((facing(&resolved(&ssh, &host)?)?, host)));
-    // That of `localhost` is of no use to others.
     let mut faced: Vec<(IpAddr, Host)> = faced.collect();
+    // Loopback is of use to others only if they are all here.
     faced.sort_by_key(|(address, _)| address.is_loopback());
-    if let Some((address, host)) = faced.first() {
+    let all = faced.len() == spec.hosts().len();
+    if let Some((address, host)) = faced.first().filter(|(one, _)| all || !one.is_loopback()) {
         if !address.is_loopback() {
             output::note(&format!(
                 "the scheduler listens on {address}, from which {host} is reached; --host or \

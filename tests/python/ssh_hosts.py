@@ -80,8 +80,16 @@ class SshHost:
 
     def left(self):
         """What a cluster has left there."""
-        kept = [str(path) for path in self.runtime.glob("cuda-cluster/*")]
-        return kept + [one for one in self.processes().values() if "sshd" not in one]
+        return [str(path) for path in self.runtime.glob("cuda-cluster/*")] + self.working()
+
+    def working(self):
+        """Processes there that are not of ssh."""
+        return [one for one in self.processes().values() if "sshd" not in one]
+
+    def asked(self, *words):
+        """What the program says there."""
+        command = self.command("env", f"XDG_RUNTIME_DIR={self.runtime}", str(BUILT), *words)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
     def _join(self):
         pid = str(self._place.pid)
@@ -94,6 +102,9 @@ class SshHost:
 
     def _start(self):
         folder = self._hosts.folder
+        # As if the wheel were installed there.
+        names = [name for name in ("PYTHONPATH", "CUDA_CLUSTER_COMM") if name in os.environ]
+        given = " ".join(f"{name}={os.environ[name]}" for name in names)
         path = os.pathsep.join([str(self.programs), "/usr/local/bin", "/usr/bin", "/bin"])
         lines = [
             f"Port {PORT}",
@@ -106,7 +117,7 @@ class SshHost:
             "StrictModes no",
             "UsePAM no",
             "PidFile none",
-            f"SetEnv PATH={path} XDG_RUNTIME_DIR={self.runtime} HOME={folder}",
+            f"SetEnv PATH={path} XDG_RUNTIME_DIR={self.runtime} HOME={folder} {given}",
         ]
         config = folder / self.name / "sshd_config"
         config.write_text("\n".join(lines) + "\n")

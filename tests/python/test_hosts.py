@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask
 import pytest
 from conftest import BUILT, RUNTIME, eventually
 from distributed import Client
@@ -201,10 +202,28 @@ def test_another_version_is_named(hosts, up):
 
 
 def test_what_fails_on_a_host_is_told_here(hosts, up):
-    cluster = up("b", "--python", "/nowhere/python")
-    assert cluster.ended(within=180) in (1, 2), cluster.said()
-    assert "/nowhere/python" in cluster.said()
+    # A network that this machine alone has.
+    cluster = up("b", "--interface", "hosts")
+    assert cluster.ended(within=180) == 1, cluster.said()
+    assert "host-b could not start: b: " in cluster.said()
+    assert "there is no network interface hosts here" in cluster.said()
     nothing_there(hosts, within=10)
+
+
+def test_direct_connections_share_the_clusters_secret(hosts, up):
+    cluster = up("localhost,b", "--protocol", "direct").ready()
+    state = cluster.state()
+    assert state["scheduler"]["address"].startswith(f"direct://{hosts.here}:")
+    secrets = [Path(at) / "cuda-cluster" / cluster.name / "secret" for at in (RUNTIME, hosts["b"].runtime)]
+    assert secrets[0].read_text() == secrets[1].read_text()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            assert secrets[0].read_bytes() not in Path(f"/proc/{entry}/cmdline").read_bytes()
+    known = {"distributed.comm.direct.secret-file": str(secrets[0])}
+    with dask.config.set(known), Client(state["scheduler"]["address"]) as client:
+        assert len(client.run(os.getpid)) == 4
+    assert asked("down", cluster.name).returncode == 0
+    nothing_there(hosts, within=1)
 
 
 def test_a_name_that_is_taken_on_a_host_is_told(hosts, up):
@@ -296,13 +315,14 @@ def test_a_host_whose_network_is_lost_without_a_word_ends_its_workers(hosts, up,
     hosts["b"].set("down")
     try:
         # The scheduler is lost for them: its host may be gone.
-        nothing = lambda: not any("__supervise" in one for one in hosts["b"].processes().values())  # noqa: E731
-        eventually(nothing, "its workers end", 120)
+        eventually(lambda: not hosts["b"].working(), "its workers end", 120)
         assert asked("down", cluster.name).returncode == 0
         assert cluster.ended() == 0, cluster.said()
     finally:
         hosts["b"].set("up")
-    nothing_there(hosts, within=60)
+    eventually(lambda: not hosts["b"].working(), "nothing runs there", 60)
+    # Why it ended is kept there, as of any cluster that has failed.
+    assert "the scheduler that its workers had joined is lost" in hosts["b"].asked("ps", "-a", cluster.name)
 
 
 def test_the_secret_and_variables_are_on_no_command_line(hosts, up, tmp_path):
