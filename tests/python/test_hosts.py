@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_cluster
 import dask
 import pytest
 from conftest import BUILT, RUNTIME, eventually
@@ -323,6 +324,19 @@ def test_a_host_whose_network_is_lost_without_a_word_ends_its_workers(hosts, up,
     eventually(lambda: not hosts["b"].working(), "nothing runs there", 60)
     # Why it ended is kept there, as of any cluster that has failed.
     assert "the scheduler that its workers had joined is lost" in hosts["b"].asked("ps", "-a", cluster.name)
+
+
+def test_a_python_program_has_hosts_too(hosts):
+    name = f"python-{os.getpid()}"
+    spec = str(hosts.folder / "hosts.yaml")
+    machine = {"simulate": True, "topology": "dgx-h100", "gpus": "0", "python": sys.executable}
+    with cuda_cluster.up(
+        spec=spec, hosts=["localhost", "c"], name=name, ready_within="3m", **machine
+    ) as cluster:
+        state = cluster.state()
+        assert [(one.name, one.state) for one in state.hosts] == [("host-c", "ready")]
+        assert [one.host for one in state.joined] == ["c"]
+    nothing_there(hosts, within=1)
 
 
 def test_the_secret_and_variables_are_on_no_command_line(hosts, up, tmp_path):

@@ -25,6 +25,7 @@ mod together;
 mod world;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -426,8 +427,13 @@ impl Core {
         if self.ending.is_some() || self.over {
             return;
         }
+        // They reach their machines meanwhile, and wait for the scheduler themselves.
+        if self.state.state.is_first() {
+            self.start_those_that_may(self.hosts_from..self.slots.len(), now);
+        }
         if self.workers_from == 1 {
-            let workers_gone = self.slots[1..].iter().all(|slot| !slot.is_alive());
+            let workers = &self.slots[1..self.hosts_from];
+            let workers_gone = workers.iter().all(|slot| !slot.is_alive());
             if workers_gone && self.may_start(0, now) {
                 self.start(0, now);
             }
@@ -449,7 +455,11 @@ impl Core {
             && self.state.state.is_first()
             && !self.slots.get(first).is_some_and(is_ready);
         let until = if alone { first + 1 } else { self.slots.len() };
-        for number in first..until {
+        self.start_those_that_may(first..until, now);
+    }
+
+    fn start_those_that_may(&mut self, numbers: Range<SlotNumber>, now: Moment) {
+        for number in numbers {
             if self.may_start(number, now) {
                 self.start(number, now);
             }

@@ -15,7 +15,7 @@ fn on_three_hosts() -> Launch {
 #[test]
 fn it_is_ready_when_all_hosts_are() {
     let mut world = World::new(on_three_hosts());
-    assert_eq!(world.living.len(), 1);
+    assert_eq!(world.living.len(), 3, "the hosts are reached meanwhile");
     world.ready(0);
     assert_eq!(world.living.len(), 4);
     (1..3).for_each(|slot| world.ready(slot));
