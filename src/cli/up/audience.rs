@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::member;
 use crate::cli::failure::{Exit, Failure};
 use crate::cli::output::Form;
 use crate::cli::progress::Progress;
@@ -64,6 +63,12 @@ enum Report<'a> {
 fn tell(report: Report<'_>) -> Result<(), Failure> {
     let line = serde_json::to_string(&Line { version: 1, report });
     output::print(&(line.map_err(|error| Failure::new(Exit::Failed, error))? + "\n"))
+}
+
+/// Writes a line for the machine with the scheduler.
+pub(super) fn tell_elsewhere(said: &Said) -> Result<(), Failure> {
+    let line = serde_json::to_string(said).map_err(|error| Failure::new(Exit::Failed, error))?;
+    output::print(&(line + "\n"))
 }
 
 /// What has happened, and its causes.
@@ -128,7 +133,7 @@ impl<'a> Audience<'a> {
     ) -> Result<(), Failure> {
         let (plan, began, ready, verbose) = match self {
             Self::Person { plan, began, ready, verbose, .. } => (plan, began, ready, verbose),
-            Self::Elsewhere => return member::tell(&Said::Ready),
+            Self::Elsewhere => return tell_elsewhere(&Said::Ready),
             Self::Program | Self::Nobody => return self.tell(Report::Ready { state }),
         };
         *ready = true;
@@ -180,7 +185,7 @@ impl<'a> Audience<'a> {
     pub(super) fn ended(&self, outcome: &Outcome) -> Result<(), Failure> {
         match self {
             Self::Program if outcome.is_good() => self.tell(Report::Ended { outcome }),
-            Self::Elsewhere if outcome.is_good() => member::tell(&Said::Ended),
+            Self::Elsewhere if outcome.is_good() => tell_elsewhere(&Said::Ended),
             _ => Ok(()),
         }
     }

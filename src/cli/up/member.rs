@@ -7,32 +7,27 @@
 
 use std::io::{BufRead as _, Read as _};
 
-use super::{Audience, Owner, Purpose, Signals, attend, audience, prepare};
+use super::audience::{in_parts, tell_elsewhere};
+use super::{Audience, Owner, Purpose, Signals, attend, prepare};
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::{output, reach, screen};
+use crate::cli::{reach, screen};
 use crate::cluster::hosts::{Assignment, LONGEST_ASSIGNMENT, QUESTION, SECRET_FILE, Said};
 use crate::cluster::{self, Lifetime, Paths};
 use crate::spec::Request;
 
 /// Brings up the workers of this machine, until standard input is closed.
 pub(in crate::cli) fn run() -> Result<Exit, Failure> {
-    tell(&Said::Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
+    tell_elsewhere(&Said::Hello { version: env!("CARGO_PKG_VERSION").to_owned() })?;
     let done = match assignment()? {
         Some(assignment) => bring_up(assignment),
         None => return Ok(Exit::Done),
     };
     if let Err(failure) = &done {
-        let (message, causes) = audience::in_parts(&failure.error);
+        let (message, causes) = in_parts(&failure.error);
         // Whoever has gone need not be told.
-        let _ = tell(&Said::Failed { message, causes, hint: failure.hint.clone() });
+        let _ = tell_elsewhere(&Said::Failed { message, causes, hint: failure.hint.clone() });
     }
     done
-}
-
-/// Writes a line for the other end.
-pub(super) fn tell(said: &Said) -> Result<(), Failure> {
-    let line = serde_json::to_string(said).map_err(|error| Failure::new(Exit::Failed, error))?;
-    output::print(&(line + "\n"))
 }
 
 /// What to bring up; `None` if the other end has gone before it said so.
@@ -65,7 +60,7 @@ fn bring_up(assignment: Assignment) -> Result<Exit, Failure> {
     let mut owner = Owner::elsewhere(|line| {
         if line.trim_ascii() == QUESTION.as_bytes() {
             // If the other end has gone, standard input says so.
-            let _ = tell(&Said::Alive);
+            let _ = tell_elsewhere(&Said::Alive);
         }
     })?;
     let mut prepared = prepare(&request)?;

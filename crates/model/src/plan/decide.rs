@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::context::{CallerEnvironment, Chosen, Context, slots};
-use super::engine::EnginePlan;
 use super::error::PlanError;
 use super::form::{
     Binding, LimitPlan, Machine, Plan, Requirements, SchedulerPlan, Supervision, UcxPlan, VERSION,
@@ -36,8 +35,7 @@ pub fn plan(
 ) -> Result<Plan, PlanError> {
     let asked = with_protocol(&request.spec, caller);
     let hosts = hosts::divide(&asked, caller);
-    let there = (!hosts.elsewhere.is_empty()).then(|| hosts::for_elsewhere(&asked));
-    let spec = &*hosts::for_here(asked, &hosts);
+    let spec = &*hosts.for_here(asked);
     let mut selection_notes = Vec::new();
     let selected = gpus::select(topology, spec, caller, &mut selection_notes)?;
     let mut notes = gpus::topology_notes(topology, &selected);
@@ -78,13 +76,7 @@ pub fn plan(
     if spec.strict == Some(true) && !notes.is_empty() {
         return Err(PlanError::Strict { notes: without_repetition(notes) });
     }
-    let mut engine = options::of(&context, &workers);
-    if let EnginePlan::Dask(dask) = &mut engine {
-        (dask.hosts, dask.there) = (hosts.elsewhere, there);
-        if !dask.hosts.is_empty() {
-            dask.names.clear();
-        }
-    }
+    let engine = hosts.told_to(options::of(&context, &workers));
     // What was asked for and is done is no objection, however open it is.
     told.extend(exposed::notes(&engine));
     notes.extend(told);

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::context::CallerEnvironment;
-use super::engine::HostPlan;
+use super::engine::{EnginePlan, HostPlan};
 use super::variables::protocol;
 use crate::spec::{ClusterSpec, GpuSelection, Host, SchedulerSpec};
 
@@ -40,7 +40,38 @@ pub(super) struct Hosts {
     /// Whether this machine does, too.
     pub(super) here: bool,
     /// The others.
-    pub(super) elsewhere: Vec<HostPlan>,
+    elsewhere: Vec<HostPlan>,
+    /// What each of them is asked for, without the scheduler's address, which is not known yet.
+    there: Option<ClusterSpec>,
+}
+
+impl Hosts {
+    /// The spec for this machine: it has the scheduler alone, unless it is among the hosts.
+    pub(super) fn for_here<'a>(&self, spec: Cow<'a, ClusterSpec>) -> Cow<'a, ClusterSpec> {
+        if self.here {
+            return spec;
+        }
+        let mut spec = spec.into_owned();
+        spec.gpus = Some(GpuSelection::None);
+        spec.workers = None;
+        spec.workers_per_gpu = None;
+        spec.cpu_workers = None;
+        spec.dask.start_workers = None;
+        spec.worker.ports = None;
+        spec.overrides = Vec::new();
+        Cow::Owned(spec)
+    }
+
+    /// The engine, with the others.
+    pub(super) fn told_to(self, engine: EnginePlan) -> EnginePlan {
+        let EnginePlan::Dask(mut dask) = engine else { return engine };
+        if !self.elsewhere.is_empty() {
+            // By GPU they are not unique.
+            dask.names.clear();
+        }
+        (dask.hosts, dask.there) = (self.elsewhere, self.there);
+        EnginePlan::Dask(dask)
+    }
 }
 
 /// Divides the hosts of a spec; without any, this machine has the workers.
@@ -54,7 +85,9 @@ pub(super) fn divide(spec: &ClusterSpec, caller: &CallerEnvironment) -> Hosts {
         host: host.to_string(),
         argv: argv(spec, host),
     });
-    Hosts { here: named.is_empty() || !own.is_empty(), elsewhere: elsewhere.collect() }
+    let there = (!others.is_empty()).then(|| for_elsewhere(spec));
+    let here = named.is_empty() || !own.is_empty();
+    Hosts { here, elsewhere: elsewhere.collect(), there }
 }
 
 /// Whether a host is this machine, by its own name or as loopback. With a user or a port it is
@@ -108,24 +141,8 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The spec for this machine: it has the scheduler alone, unless it is among the hosts.
-pub(super) fn for_here<'a>(spec: Cow<'a, ClusterSpec>, hosts: &Hosts) -> Cow<'a, ClusterSpec> {
-    if hosts.here {
-        return spec;
-    }
-    let mut spec = spec.into_owned();
-    spec.gpus = Some(GpuSelection::None);
-    spec.workers = None;
-    spec.workers_per_gpu = None;
-    spec.cpu_workers = None;
-    spec.dask.start_workers = None;
-    spec.worker.ports = None;
-    spec.overrides = Vec::new();
-    Cow::Owned(spec)
-}
-
-/// The spec for each of the others, without the scheduler's address, which is not known yet.
-pub(super) fn for_elsewhere(spec: &ClusterSpec) -> ClusterSpec {
+/// The spec for each of the others.
+fn for_elsewhere(spec: &ClusterSpec) -> ClusterSpec {
     let mut there = spec.clone();
     there.name = Some(spec.name.clone().unwrap_or_default());
     there.scheduler = SchedulerSpec {
@@ -221,7 +238,7 @@ mod tests {
         assert_eq!((there.dask.hosts, there.gpus), (None, spec.gpus.clone()));
         assert_eq!(there.worker.env, spec.worker.env);
         assert_eq!(there.dask.protocol.as_deref(), Some("tcp"));
-        let here = for_here(Cow::Borrowed(&spec), &Hosts::default());
+        let here = Hosts::default().for_here(Cow::Borrowed(&spec));
         assert_eq!(here.gpus, Some(GpuSelection::None));
     }
 }
