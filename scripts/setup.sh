@@ -29,6 +29,7 @@ tests=(
     chromium chromium-driver      # the page in a real browser
     prometheus                    # reads our metrics as people do
     slurmctld slurmd slurm-client munge    # a Slurm of this machine, with a configuration of its own
+    openssh-server                # an sshd for each of several hosts, likewise
 )
 rivals=(python3 python3-venv ucx-utils)
 arm=(
@@ -100,6 +101,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     "${root[@]}" apt-get update -qq
     "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    # What tests alone need lets nobody in.
+    if [[ " ${missing[*]} " == *" openssh-server "* ]] && command -v systemctl >/dev/null; then
+        "${root[@]}" systemctl disable --now ssh.service ssh.socket >/dev/null 2>&1 || true
+    fi
 fi
 
 if [ "${1:-}" = --tests ]; then

@@ -231,6 +231,11 @@ fn wires_between_hosts_are_observed_or_said_not_to_be() {
 }
 
 #[test]
+fn one_command_brings_up_workers_on_several_hosts_and_another_ends_them() {
+    told_in_its_own_network_by("test_hosts.py");
+}
+
+#[test]
 fn interpreters_that_end_during_transfers_hurt_no_peer() {
     told_by("test_comm_ends.py");
 }

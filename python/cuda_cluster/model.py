@@ -242,6 +242,8 @@ class ClusterState:
     supervisor_pid: int | None = None
     scheduler: Process | None = None
     workers: list[Process] = field(default_factory=list)
+    #: The processes that each bring up the workers of another machine (`hosts=`).
+    hosts: list[Process] = field(default_factory=list)
     #: Those of other machines; also the last ones that have gone.
     joined: list[JoinedWorker] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -91,7 +91,7 @@ pub(super) fn settle(request: &mut Request, begins: bool) -> Result<Option<Place
 }
 
 /// The interface of the default route over IPv4.
-fn default_interface() -> Option<String> {
+pub(super) fn default_interface() -> Option<String> {
     let routes = std::fs::read_to_string("/proc/net/route").ok()?;
     let words = |line: &str| -> Option<(String, String)> {
         let mut words = line.split_ascii_whitespace();

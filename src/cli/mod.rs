@@ -19,6 +19,7 @@ mod fallen;
 mod flags;
 mod gathering;
 mod heat;
+mod hosts;
 mod input;
 mod logs;
 mod measure;
@@ -110,6 +111,9 @@ enum Command {
     Bench(bench::Arguments),
     /// Print completions for a shell
     Completions(pages::Completions),
+    /// Bring up this machine's part of a cluster, for 'up' on another machine
+    #[command(name = "__member", hide = true)]
+    Member,
     /// Write manual pages
     #[command(hide = true)]
     Man(pages::Man),
@@ -177,6 +181,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => pages::completions(&arguments),
+        Command::Member => up::member::run(),
         Command::Man(arguments) => pages::man(&arguments),
     }
 }

@@ -15,7 +15,7 @@ use super::failure::{Exit, Failure};
 use super::flags::Asked;
 use super::flags::keys::Keys;
 use super::output::{headed, section};
-use super::{input, output, predict, source};
+use super::{hosts, input, output, predict, source};
 use crate::plan::{
     self, CallerEnvironment, DaskPlan, EnginePlan, Plan, Rejected, SchedulerPlan, Why, WorkerPlan,
 };
@@ -66,7 +66,9 @@ enum Form {
 
 /// Prints a plan.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
-    let (machine, plan) = planned_for(&arguments.asked.request()?)?;
+    let mut request = arguments.asked.request()?;
+    hosts::settle(&mut request)?;
+    let (machine, plan) = planned_for(&request)?;
     if arguments.predict {
         return predicted(&machine, &plan, arguments.output);
     }

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::sanitize::sanitized;
 use super::screen;
-use crate::plan::Plan;
+use crate::plan::{EnginePlan, Plan};
 use crate::supervise::{ClusterState, ProcessPhase};
 
 /// A line on standard error that disappears at the end; nothing is shown if standard error is no
@@ -19,7 +19,11 @@ pub(super) struct Progress {
 impl Progress {
     /// Starts the display.
     pub(super) fn new(plan: &Plan) -> Self {
-        let workers = plan.workers.len() as u64;
+        let hosts = match &plan.engine {
+            EnginePlan::Dask(dask) => dask.hosts.len(),
+            EnginePlan::Native(_) | EnginePlan::Command(_) => 0,
+        };
+        let workers = (plan.workers.len() + hosts) as u64;
         let bar = ProgressBar::with_draw_target(Some(workers), screen::progress());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} READY  {wide_msg}") {
             bar.set_style(style);
@@ -33,9 +37,10 @@ impl Progress {
 
     /// Shows a state.
     pub(super) fn show(&mut self, state: &ClusterState) {
-        let ready = state.workers.iter().filter(|w| w.state == ProcessPhase::Ready).count();
+        let counted = state.workers.iter().chain(&state.hosts);
+        let ready = counted.filter(|one| one.state == ProcessPhase::Ready).count();
         self.bar.set_position(ready as u64);
-        let all = state.scheduler.iter().chain(&state.workers);
+        let all = state.processes();
         let waiting = all.filter(|process| process.state == ProcessPhase::Starting);
         let steps = waiting.map(|process| match &process.step {
             Some(step) => format!("{}: {step}", process.name),

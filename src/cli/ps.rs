@@ -305,6 +305,7 @@ impl Arguments {
 
     fn processes(&self, state: &ClusterState, plan: &Plan, figures: &Figures) -> String {
         let mut text = workers::table(state, plan, figures, self.output == Form::Wide);
+        text.push_str(&workers::hosts(state));
         text.push_str(&workers::joined(state));
         if self.output == Form::Wide {
             let of = |worker: &ProcessState| worker.ucx.clone();

@@ -175,6 +175,29 @@ fn gpu(planned: Option<&WorkerPlan>) -> String {
     }))
 }
 
+/// The processes that bring up workers of other machines, as a table.
+pub(super) fn hosts(state: &ClusterState) -> String {
+    if state.hosts.is_empty() {
+        return String::new();
+    }
+    let headings = ["over ssh", "host", "pid", "state", "restarts"];
+    let row = |process: &ProcessState| {
+        let phase = match (process.state, &process.step) {
+            (ProcessPhase::Starting, Some(step)) => format!("starting: {}", plain(step)),
+            _ => process.standing(),
+        };
+        vec![
+            process.name.clone(),
+            some(process.address.as_deref().map(plain)),
+            some(process.pid),
+            phase,
+            process.restarts.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = state.hosts.iter().map(row).collect();
+    format!("\n{}", output::fitted(&headings, &rows, &["pid"], "-o json has all"))
+}
+
 /// How many workers have joined the scheduler from elsewhere, and who was lost last.
 pub(super) fn who_joined(state: &ClusterState) -> Option<String> {
     let there = state.joined.iter().filter(|one| one.state == JoinedPhase::Ready);
@@ -283,7 +306,7 @@ pub(super) fn troubles(state: &ClusterState) -> Vec<String> {
         let task = if deaths > 1 { format!("; {}", by_a_task(deaths)) } else { String::new() };
         Some(format!("{}: {}{next}{task}", process.name, exit.reason))
     };
-    let all = || state.scheduler.iter().chain(&state.workers);
+    let all = || state.processes();
     all().filter_map(trouble).chain(all().flat_map(without)).collect()
 }
 

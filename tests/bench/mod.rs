@@ -194,6 +194,7 @@ pub fn launch(name: &str, workers: &[&str]) -> Launch {
         strict: false,
         scheduler: None,
         workers: workers.map(|(at, steps)| worker(&format!("gpu{at}"), steps)).collect(),
+        hosts: Vec::new(),
         standby: 0,
         run_to_completion: false,
         scheduler_stays: false,

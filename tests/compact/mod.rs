@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use cuda_cluster::plan::{CallerEnvironment, Interface, Plan, PlanError, WorkerPlan, plan};
+use cuda_cluster::plan::{
+    CallerEnvironment, EnginePlan, Interface, Plan, PlanError, WorkerPlan, plan,
+};
 use cuda_cluster::spec::{self, ClusterSpec, Request};
 use cuda_cluster::topology::Topology;
 use cuda_cluster::units::HumanBytes;
@@ -83,6 +85,11 @@ fn lines(plan: &Plan) -> String {
     }
     if let Some(scheduler) = plan.scheduler.as_ref().and_then(|s| s.binding.cpus.as_ref()) {
         let _ = writeln!(text, "scheduler  cpus {scheduler}");
+    }
+    if let EnginePlan::Dask(dask) = &plan.engine {
+        for host in &dask.hosts {
+            let _ = writeln!(text, "{}  {}", host.process, host.argv.join(" "));
+        }
     }
     let shared: Vec<String> =
         shared.iter().map(|(name, value)| format!("{name}={value}")).collect();

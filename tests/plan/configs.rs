@@ -142,6 +142,14 @@ fn two_programs() {
 }
 
 #[test]
+fn dask_hosts() {
+    reviewed(
+        "dask-hosts.yaml",
+        &[("dgx-h100", "the workers of this machine; the others plan for themselves, told by ssh")],
+    );
+}
+
+#[test]
 fn simulated() {
     reviewed("simulated.yaml", &[("dgx-h100", "the plan is the machine's, wherever it runs")]);
 }

@@ -113,7 +113,7 @@ fn vanished(mut state: ClusterState, paths: &Paths) -> ClusterState {
         }
     }
     state.guardian_not_answering_since = None;
-    for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+    for process in state.processes_mut() {
         process.pid = None;
         process.not_answering_since = None;
         if process.state != ProcessPhase::Failed {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use crate::command::MeetingError;
 use crate::dask::{self, DaskError};
+use crate::hosts;
 use crate::processes::{with_shared_memory, worker};
 use crate::ranks::Ranks;
 use crate::warm::{self, WarmError};
@@ -12,7 +13,9 @@ use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::pmix::ServerError;
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
-use cuda_cluster_model::plan::{CommandPlan, EnginePlan, NativePlan, Plan, Program, WorkerPlan};
+use cuda_cluster_model::plan::{
+    CommandPlan, EnginePlan, HostPlan, NativePlan, Plan, Program, WorkerPlan,
+};
 use cuda_cluster_supervise::{Launch, ProcessSpec, ReadyWhen};
 
 /// What to do without libpmix.
@@ -120,6 +123,10 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
             pythons(plan, prepared)
         }
     };
+    let hosts = match &plan.engine {
+        EnginePlan::Dask(told) => told.hosts.iter().map(|one| host(one, around.program)).collect(),
+        EnginePlan::Native(_) | EnginePlan::Command(_) => Vec::new(),
+    };
     for process in scheduler.iter_mut().chain(&mut workers) {
         with_shared_memory(&mut process.program, around.shared_memory, &[]);
     }
@@ -141,6 +148,7 @@ pub async fn launch(plan: &Plan, around: Surroundings<'_>) -> Result<Launch, Lau
         strict: plan.requirements.strict,
         scheduler,
         workers,
+        hosts,
         scheduler_stays: matches!(plan.engine, EnginePlan::Dask(_)),
         workers_wait,
         first_alone,
@@ -183,6 +191,19 @@ fn pythons(plan: &Plan, prepared: dask::Prepared) -> (Option<ProcessSpec>, Vec<P
     let workers = plan.workers.iter().zip(workers).map(worker).collect();
     let first = first.and_then(|one| Some(process(scheduler(plan, one.argv)?, one.env)));
     (first, workers)
+}
+
+/// A process that brings up the workers of another machine; it has the plan for what.
+fn host(planned: &HostPlan, program: &Path) -> ProcessSpec {
+    let argv = vec![argument::encoded(program.as_os_str()), hosts::SUBCOMMAND.to_owned()];
+    ProcessSpec {
+        name: planned.process.clone(),
+        program: Program { argv, ..Program::default() },
+        ready: ReadyWhen::Said,
+        memory_limit_bytes: None,
+        gpu: None,
+        fork_server: None,
+    }
 }
 
 fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {

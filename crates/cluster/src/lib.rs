@@ -25,6 +25,8 @@ mod failure;
 mod find;
 mod gpus;
 mod handle;
+#[doc(hidden)]
+pub mod hosts;
 mod launch;
 #[doc(hidden)]
 pub mod measure;
@@ -131,6 +133,7 @@ fn supervision() -> Option<ExitCode> {
         detached::SUBCOMMAND => Some(supervising::main()),
         stalls::SUBCOMMAND => Some(stalls::main()),
         audit::SUBCOMMAND => Some(audit::main()),
+        hosts::SUBCOMMAND => Some(hosts::main()),
         _ => None,
     };
     cuda_cluster_machine::os::dispatch().or_else(own)

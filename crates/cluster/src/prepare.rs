@@ -45,6 +45,9 @@ pub struct Prepared {
     /// What NCCL is told of the machine, as it reads it.
     #[serde(default)]
     pub nccl: Option<String>,
+    /// The secret of the cluster that this one's workers join, if they are to know it.
+    #[serde(default)]
+    pub secret: Option<String>,
 }
 
 impl Prepared {
@@ -59,6 +62,7 @@ impl Prepared {
             to_be_verified: false,
             preflight: Vec::new(),
             nccl: None,
+            secret: None,
         }
     }
 

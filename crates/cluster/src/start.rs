@@ -107,6 +107,10 @@ pub enum UpError {
 }
 
 impl UpError {
+    fn secret(error: std::io::Error) -> Self {
+        UpError::Secret { reason: error.to_string() }
+    }
+
     pub(super) fn plan(error: serde_json::Error) -> Self {
         UpError::Plan { reason: error.to_string() }
     }
@@ -267,8 +271,11 @@ async fn begin(
         let text = serde_json::to_vec(machine).map_err(UpError::plan)?;
         directory.write_private(&paths.topology(), &text)?;
     }
-    let secret = secret::fresh().map_err(|error| UpError::Secret { reason: error.to_string() })?;
-    directory.write_private(&paths.secret(), secret.to_hex().as_bytes())?;
+    let secret = match &prepared.secret {
+        Some(theirs) => theirs.clone(),
+        None => secret::fresh().map_err(UpError::secret)?.to_hex(),
+    };
+    directory.write_private(&paths.secret(), secret.as_bytes())?;
     Ok((launch, ranks))
 }
 

@@ -191,7 +191,7 @@ async fn state(
     };
     state.notes.extend(process::own_program_note());
     shared.readings.add_to(&mut state);
-    for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+    for process in state.processes_mut() {
         if query.fresh || query.wide {
             measure(process);
         }
@@ -227,7 +227,7 @@ struct LogsQuery {
 async fn logs(State(shared): State<Arc<Shared>>, Query(query): Query<LogsQuery>) -> Response {
     let known = {
         let state = shared.handle.state.borrow();
-        state.scheduler.iter().chain(&state.workers).any(|process| process.name == query.process)
+        state.processes().any(|process| process.name == query.process)
     };
     if !known {
         let text = format!("there is no process {:?}\n", query.process);

@@ -60,6 +60,10 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
+    /// Processes that each bring up the workers of another machine. They start with the workers, and
+    /// `scale` does not concern them.
+    #[serde(default)]
+    pub hosts: Vec<ProcessSpec>,
     /// How many of them, the last ones, are started only when `scale` or a restart asks for them.
     #[serde(default)]
     pub standby: usize,
@@ -98,9 +102,9 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// All processes, the scheduler first if there is one.
+    /// All processes: the scheduler if there is one, workers, hosts.
     pub(crate) fn processes(&self) -> impl Iterator<Item = &ProcessSpec> {
-        self.scheduler.iter().chain(&self.workers)
+        self.scheduler.iter().chain(&self.workers).chain(&self.hosts)
     }
 }
 

@@ -59,7 +59,7 @@ pub(super) fn render(state: &ClusterState) -> String {
     let mut families = Families::default();
     let cluster = label("cluster", state.name.as_str());
     families.figures(&CLUSTER, &[(cluster.clone(), state)]);
-    let all = state.scheduler.iter().chain(&state.workers);
+    let all = state.processes();
     let labelled =
         all.map(|process| (format!("{cluster},{}", label("process", &process.name)), process));
     families.figures(&PROCESS, &labelled.collect::<Vec<_>>());

@@ -64,7 +64,7 @@ impl Readings {
         let kept = self.kept();
         let Some((ago, used)) = kept.old_enough(Instant::now()) else { return };
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+        for process in state.processes_mut() {
             let cpu = process.pid.and_then(|pid| used.get(&pid));
             process.cpu_before =
                 cpu.map(|cpu| CpuReading { cpu_ms: milliseconds(*cpu), ago_ms: milliseconds(ago) });
@@ -73,7 +73,7 @@ impl Readings {
 }
 
 fn processes(state: &ClusterState) -> impl Iterator<Item = u32> {
-    state.scheduler.iter().chain(&state.workers).filter_map(|process| process.pid)
+    state.processes().filter_map(|process| process.pid)
 }
 
 #[cfg(test)]

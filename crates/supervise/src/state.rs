@@ -55,6 +55,9 @@ pub struct ClusterState {
     pub scheduler: Option<ProcessState>,
     /// The workers, in rank order.
     pub workers: Vec<ProcessState>,
+    /// The processes that each bring up the workers of another machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<ProcessState>,
     /// Workers of other supervisors, or of none, that have joined its scheduler; also the last ones
     /// that have gone.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -164,6 +167,7 @@ impl ClusterState {
             containment,
             scheduler: launch.scheduler.as_ref().map(process),
             workers: launch.workers.iter().map(process).collect(),
+            hosts: launch.hosts.iter().map(process).collect(),
             joined: Vec::new(),
             cause: None,
             notes: launch.notes.clone(),
@@ -276,10 +280,19 @@ pub struct GpuUse {
 }
 
 impl ClusterState {
+    /// All processes: the scheduler if there is one, workers, hosts.
+    pub fn processes(&self) -> impl Iterator<Item = &ProcessState> {
+        self.scheduler.iter().chain(&self.workers).chain(&self.hosts)
+    }
+
+    /// As [`Self::processes`].
+    pub fn processes_mut(&mut self) -> impl Iterator<Item = &mut ProcessState> {
+        self.scheduler.iter_mut().chain(&mut self.workers).chain(&mut self.hosts)
+    }
+
     /// The processes that do not answer, the scheduler first.
     pub fn unresponsive(&self) -> impl Iterator<Item = &ProcessState> {
-        let all = self.scheduler.iter().chain(&self.workers);
-        all.filter(|process| process.state == ProcessPhase::Unresponsive)
+        self.processes().filter(|process| process.state == ProcessPhase::Unresponsive)
     }
 }
 

@@ -15,8 +15,10 @@ use crate::cli::output::Form;
 use crate::cli::progress::Progress;
 use crate::cli::{output, workers};
 use crate::cluster::Lifetime;
+use crate::cluster::hosts::Said;
 use crate::dashboard::Figures;
 use crate::plan::Plan;
+use crate::supervise::state::JoinedPhase;
 use crate::supervise::{ClusterState, Outcome, Record};
 
 /// Who follows.
@@ -32,6 +34,8 @@ pub(super) enum Audience<'a> {
     },
     /// A program.
     Program,
+    /// The machine with the scheduler, which this one's workers join.
+    Elsewhere,
     /// Nobody: what is brought up is a step of something else, which has standard output.
     Nobody,
 }
@@ -72,11 +76,22 @@ pub(super) fn tell_place(place: &Place) -> Result<(), Failure> {
     tell(Report::Gathered { place })
 }
 
+/// Writes a line for the machine with the scheduler.
+pub(super) fn tell_elsewhere(said: &Said) -> Result<(), Failure> {
+    let line = serde_json::to_string(said).map_err(|error| Failure::new(Exit::Failed, error))?;
+    output::print(&(line + "\n"))
+}
+
+/// What has happened, and its causes.
+pub(super) fn in_parts(error: &anyhow::Error) -> (String, Vec<String>) {
+    (error.to_string(), error.chain().skip(1).map(ToString::to_string).collect())
+}
+
 /// Tells a program why there is no cluster; a person reads that on standard error.
 pub(super) fn tell_failure(failure: &Failure) {
-    let causes = failure.error.chain().skip(1).map(ToString::to_string).collect();
+    let (message, causes) = in_parts(&failure.error);
     let report = Report::Failed {
-        message: failure.error.to_string(),
+        message,
         causes,
         hint: failure.hint.as_deref(),
         exit_code: failure.exit.code(),
@@ -90,7 +105,7 @@ impl<'a> Audience<'a> {
     pub(super) fn form(&self) -> Form {
         match self {
             Self::Person { .. } => Form::Table,
-            Self::Program | Self::Nobody => Form::Json,
+            Self::Program | Self::Elsewhere | Self::Nobody => Form::Json,
         }
     }
 
@@ -103,7 +118,7 @@ impl<'a> Audience<'a> {
     fn tell(&self, report: Report<'_>) -> Result<(), Failure> {
         match self {
             Self::Program => tell(report),
-            Self::Person { .. } | Self::Nobody => Ok(()),
+            Self::Person { .. } | Self::Elsewhere | Self::Nobody => Ok(()),
         }
     }
 
@@ -127,8 +142,10 @@ impl<'a> Audience<'a> {
         state: &ClusterState,
         lifetime: Lifetime,
     ) -> Result<(), Failure> {
-        let Self::Person { plan, began, ready, verbose, .. } = self else {
-            return self.tell(Report::Ready { state });
+        let (plan, began, ready, verbose) = match self {
+            Self::Person { plan, began, ready, verbose, .. } => (plan, began, ready, verbose),
+            Self::Elsewhere => return tell_elsewhere(&Said::Ready),
+            Self::Program | Self::Nobody => return self.tell(Report::Ready { state }),
         };
         *ready = true;
         output::print(&workers::table(state, plan, &Figures::default(), false))?;
@@ -141,10 +158,17 @@ impl<'a> Audience<'a> {
         if *verbose {
             output::status(&timings(state, *began));
         }
-        let workers = match state.workers.len() {
-            1 => "1 worker".to_owned(),
-            several => format!("{several} workers"),
+        let count = |many: usize, one: &str| match many {
+            1 => format!("1 {one}"),
+            several => format!("{several} {one}s"),
         };
+        let mut workers = count(state.workers.len(), "worker");
+        if !state.hosts.is_empty() {
+            let there = state.joined.iter().filter(|one| one.state == JoinedPhase::Ready);
+            let there = count(there.count(), "worker");
+            let hosts = count(state.hosts.len(), "other machine");
+            workers.push_str(&format!(" here and {there} of {hosts}"));
+        }
         let simulated = if state.simulated { ", simulated GPUs" } else { "" };
         let end = match lifetime {
             Lifetime::Free => format!("stop it with: cuda-cluster down {}", plan.name),
@@ -158,7 +182,7 @@ impl<'a> Audience<'a> {
     /// Tells what happened: a person what is worth knowing of a running cluster, a program all.
     pub(super) fn event(&self, event: &Record) -> Result<(), Failure> {
         match self {
-            Self::Program | Self::Nobody => self.tell(Report::Event { event }),
+            Self::Program | Self::Elsewhere | Self::Nobody => self.tell(Report::Event { event }),
             Self::Person { ready, .. } => {
                 if let Some(line) = workers::remark(event).filter(|_| *ready) {
                     output::status(&line);
@@ -172,6 +196,7 @@ impl<'a> Audience<'a> {
     pub(super) fn ended(&self, outcome: &Outcome) -> Result<(), Failure> {
         match self {
             Self::Program if outcome.is_good() => self.tell(Report::Ended { outcome }),
+            Self::Elsewhere if outcome.is_good() => tell_elsewhere(&Said::Ended),
             _ => Ok(()),
         }
     }

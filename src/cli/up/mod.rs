@@ -5,6 +5,7 @@
 //! *Invariant:* READY is printed only after the supervisor has reported it.
 
 mod audience;
+pub(super) mod member;
 mod owner;
 mod proof;
 
@@ -23,7 +24,7 @@ use super::flags::{self, Asked, Flags, whole};
 use super::output::Form;
 use super::service_manager::{self, ServiceManager};
 use super::signals::Signals;
-use super::{audit, doctor, gathering, output, plan, reach, screen, source, verify};
+use super::{audit, doctor, gathering, hosts, output, plan, reach, screen, source, verify};
 use crate::cluster::{self, Detached, Lifetime, PrepareError, Prepared, Report, Start, UpError};
 use crate::os::{memory, process};
 use crate::plan::{EnginePlan, Origin, Plan, difference};
@@ -105,6 +106,7 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
         None => {
             let mut request = arguments.asked.request()?;
             let place = gathering::settle(&mut request, !arguments.dry_run)?;
+            hosts::settle(&mut request)?;
             if arguments.dry_run {
                 return arguments.show(&plan::planned(&request)?);
             }

@@ -24,4 +24,5 @@ pub use packages::needs;
 pub use prepare::{Prepared, Process, prepare};
 pub use python::{Found, find};
 pub use requirement::{Missing, Need};
+pub(crate) use settings::file as scheduler_file;
 pub use settings::{SchedulerSettings, WorkerSettings, client_file};

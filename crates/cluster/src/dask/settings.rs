@@ -291,7 +291,7 @@ fn proof(plan: &Plan, dask: &DaskPlan, worker: &WorkerPlan) -> Proof {
 }
 
 /// The file with the scheduler's address, for workers and `Client(scheduler_file=…)`.
-pub(super) fn file(paths: &Paths) -> PathBuf {
+pub(crate) fn file(paths: &Paths) -> PathBuf {
     paths.root().join("scheduler.json")
 }
 

@@ -49,11 +49,18 @@ pub fn caller() -> CallerEnvironment {
     let mut caller = CallerEnvironment::default();
     caller.variables = variables.collect();
     caller.interfaces = interfaces();
+    caller.host_name = host_name();
     caller.ucx_libraries = Some(installed(own.as_deref(), |name| std::env::var_os(name)));
     caller.memory_policy = super::own::memory_policy();
     caller.memory_limit_bytes = memory_limit();
     caller.dask_has_direct = has_direct(own.as_deref(), |name| std::env::var_os(name));
     caller
+}
+
+/// This machine's name.
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 /// The facts about this machine and its network on which a plan for another machine depends.

@@ -34,6 +34,8 @@ pub struct CallerEnvironment {
     /// Whether the Python that Dask's processes run in, unless another is asked for, has
     /// `direct://`.
     pub dask_has_direct: bool,
+    /// This machine's name.
+    pub host_name: Option<String>,
     /// What preflight advises programs to set on this machine.
     pub advice: Vec<Advice>,
 }

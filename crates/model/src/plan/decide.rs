@@ -16,7 +16,7 @@ use super::form::{
 use super::gpus::{VISIBLE, machine_name};
 use super::memory::{TERMINATE, TERMINATE_VARIABLE};
 use super::variables::{NET_DEVICES, Situation, connects, is_used, with_protocol};
-use super::{beyond, exposed, gpus, network, options, rates, shares, ucx, unused, workers};
+use super::{beyond, exposed, gpus, hosts, network, options, rates, shares, ucx, unused, workers};
 use crate::spec::{
     EngineKind, Limit, MemoryPolicy, Most, Origin, Problem, Request, SpecError, Ulimit, UlimitSpec,
 };
@@ -33,7 +33,9 @@ pub fn plan(
     request: &Request,
     caller: &CallerEnvironment,
 ) -> Result<Plan, PlanError> {
-    let spec = &*with_protocol(&request.spec, caller);
+    let asked = with_protocol(&request.spec, caller);
+    let hosts = hosts::divide(&asked, caller);
+    let spec = &*hosts.for_here(asked);
     let mut selection_notes = Vec::new();
     let selected = gpus::select(topology, spec, caller, &mut selection_notes)?;
     let mut notes = gpus::topology_notes(topology, &selected);
@@ -74,7 +76,7 @@ pub fn plan(
     if spec.strict == Some(true) && !notes.is_empty() {
         return Err(PlanError::Strict { notes: without_repetition(notes) });
     }
-    let engine = options::of(&context, &workers);
+    let engine = hosts.told_to(options::of(&context, &workers));
     // What was asked for and is done is no objection, however open it is.
     told.extend(exposed::notes(&engine));
     notes.extend(told);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{Bootstrap, EngineKind, Placement, PortRange, WorkerNames};
+use crate::spec::{Bootstrap, ClusterSpec, EngineKind, Placement, PortRange, WorkerNames};
 use crate::units::Span;
 
 /// The engine and its settings. In JSON an object with one key, the engine's name.
@@ -91,6 +91,12 @@ pub struct DaskPlan {
     pub fork: bool,
     /// Address or file of a scheduler to join; `None` if the cluster has its own.
     pub join: Option<String>,
+    /// Other machines whose workers join the scheduler.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostPlan>,
+    /// What each of them is asked for, besides the scheduler's address; `None` without any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub there: Option<ClusterSpec>,
     /// Address that scheduler and workers listen on and announce. Without this and `interface`, the
     /// address from which the joined scheduler is reached.
     pub host: Option<String>,
@@ -155,6 +161,18 @@ pub struct DaskPlan {
     /// processes: what that scheduler begins with.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gb_per_s: BTreeMap<String, BTreeMap<String, f64>>,
+}
+
+/// A machine whose workers join the scheduler of this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostPlan {
+    /// The process here that brings them up.
+    pub process: String,
+    /// The machine, as it was named.
+    pub host: String,
+    /// What the process runs: ssh, and what that is to run there.
+    pub argv: Vec<String>,
 }
 
 fn is_usual(names: &WorkerNames) -> bool {

@@ -19,9 +19,13 @@ pub(super) fn notes(engine: &EnginePlan) -> Option<Note> {
     if dask.protocol == "tcp"
         && let Some((key, place)) = reachable(dask)
     {
+        let instead = match dask.hosts.is_empty() {
+            true => "leave the address out for loopback",
+            false => "'dask.protocol: direct', whose secret the hosts are told",
+        };
         let text = format!(
             "Dask's tcp has no authentication: whoever reaches {place} can run code as this user; \
-             use TLS ('tls'), leave the address out for loopback, or close the network to strangers"
+             use TLS ('tls'), {instead}, or close the network to strangers"
         );
         return Some(Note::new(key, text));
     }

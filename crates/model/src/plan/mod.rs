@@ -22,6 +22,7 @@ mod form;
 mod gpus;
 mod groups;
 mod held;
+mod hosts;
 mod libucp;
 mod memory;
 mod network;
@@ -47,7 +48,9 @@ pub use adapt::{Here, adapt_to_here};
 pub use context::{Advice, CallerEnvironment, InstalledUcx, Interface};
 pub use decide::plan;
 pub use difference::difference;
-pub use engine::{CommandPlan, DaskName, DaskPlan, EnginePlan, NativePlan, ProgramPlan, TlsFiles};
+pub use engine::{
+    CommandPlan, DaskName, DaskPlan, EnginePlan, HostPlan, NativePlan, ProgramPlan, TlsFiles,
+};
 pub use error::{PlanError, PlanTextError, Unsound};
 pub use form::{
     Binding, Connection, LimitPlan, Machine, Plan, Program, Rejected, Requirements, RmmPlan,
@@ -55,6 +58,7 @@ pub use form::{
 };
 pub use gpus::VISIBLE;
 pub use held::worker_of_gpu;
+pub use hosts::MEMBER;
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};
 pub use settings::settings;

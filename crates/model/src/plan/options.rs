@@ -119,6 +119,8 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         python: asked.python.clone(),
         fork: asked.start_method.as_deref() != Some("spawn"),
         join: asked.join.clone(),
+        hosts: Vec::new(),
+        there: None,
         interface: scheduler.interface.clone(),
         scheduler_ports: scheduler.port.unwrap_or(USUAL_PORT),
         scheduler_ports_required: scheduler.port.is_some(),

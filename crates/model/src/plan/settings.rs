@@ -31,7 +31,7 @@ const OF_A_SCHEDULER: [&str; 5] = [
 const OF_DASHBOARDS: [&str; 2] = ["dashboard_address", "dashboard_prefix"];
 
 /// As long as a machine.
-const TABLES: [&str; 3] = ["gb_per_s", "simulated_links", "names"];
+const TABLES: [&str; 5] = ["gb_per_s", "simulated_links", "names", "hosts", "there"];
 
 /// Each setting and its value: those that are not as usual, or all.
 pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
@@ -44,6 +44,10 @@ pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     let mut rows = Rows { all, hidden, rows: Vec::new() };
     if let EnginePlan::Dask(dask) = &plan.engine {
         rows.rows.push(("protocol".to_owned(), dask.protocol.clone()));
+        let hosts: Vec<&str> = dask.hosts.iter().map(|one| one.host.as_str()).collect();
+        if !hosts.is_empty() {
+            rows.rows.push(("hosts over ssh".to_owned(), hosts.join(", ")));
+        }
     }
     rows.of(inner(&plan.engine), &inner(&usual(kind)));
     let threads = |worker: &super::WorkerPlan| Some(worker.threads.to_string());

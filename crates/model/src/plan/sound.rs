@@ -26,7 +26,11 @@ impl Plan {
     /// order, numbers that no spec may have, a NUL byte in any text, or lacks the scheduler of its
     /// engine.
     pub fn check(&self) -> Result<(), Unsound> {
-        if self.workers.is_empty() {
+        let hosts = match &self.engine {
+            EnginePlan::Dask(dask) => &dask.hosts[..],
+            EnginePlan::Native(_) | EnginePlan::Command(_) => &[],
+        };
+        if self.workers.is_empty() && hosts.is_empty() {
             return Err(Unsound::NoWorker);
         }
         let mut names = BTreeSet::new();

@@ -81,6 +81,13 @@ pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
         ];
         ignored(&own, reason);
     }
+    if spec.hosts().is_empty() && engine == EngineKind::Dask {
+        let own = [
+            ("dask.hosts_program", spec.dask.hosts_program.is_some()),
+            ("dask.ssh", spec.dask.ssh.is_some()),
+        ];
+        ignored(&own, "there are no other hosts ('dask.hosts')");
+    }
     if let Some(reason) = unnamed(spec).filter(|_| engine == EngineKind::Dask) {
         ignored(&[("dask.worker_names", true)], reason);
     }
@@ -135,7 +142,7 @@ fn unnamed(spec: &ClusterSpec) -> Option<&'static str> {
     }
     if spec.dask.adapt_minimum.is_some() {
         Some("names by GPU need a fixed number of workers, and 'dask.adapt_minimum' has them vary")
-    } else if spec.dask.join.is_some() {
+    } else if spec.dask.join.is_some() || !spec.hosts().is_empty() {
         Some("names by GPU are not unique at a scheduler that others join, too")
     } else if spec.workers_per_gpu.is_some_and(|each| each > 1) {
         Some("names by GPU are not unique where several workers have the same one")

@@ -116,6 +116,7 @@ pub(super) fn with_protocol<'a>(
         && dask.protocol.is_none()
         && dask.python.is_none()
         && dask.join.is_none()
+        && spec.hosts().is_empty()
         && spec.scheduler.host.is_none()
         && spec.scheduler.interface.is_none()
         && protocol(spec) == "tcp";

@@ -11,7 +11,7 @@ use super::{
     Bootstrap, ClusterSpec, CpuBinding, EngineKind, GpuSelection, MatchSpec, PythonCommand,
     SupervisionSpec,
 };
-use super::{implausible, network, programs, texts};
+use super::{hosts, implausible, network, programs, texts};
 use crate::units::{Size, Span};
 
 /// Checks a spec against itself.
@@ -21,6 +21,7 @@ pub(super) fn check(spec: &ClusterSpec) -> Result<(), Found> {
     gpus(spec)?;
     rmm(spec)?;
     network::check(spec)?;
+    hosts::check(spec)?;
     processes(spec)?;
     ranks(spec)?;
     programs::check(spec)?;

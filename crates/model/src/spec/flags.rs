@@ -444,5 +444,10 @@ flags! {
         /// Scheduler to join instead of starting one: an address, a scheduler file, or 'auto':
         /// under srun, mpiexec, flux or pbsdsh the first task has it, and the others join
         dask.join: Text "join" "ADDRESS";
+        /// Machines that get workers, over ssh; the scheduler is on this one, which gets workers if
+        /// it is among them (localhost)
+        dask.hosts: Names "hosts" "HOSTS" list;
+        /// The program cuda-cluster on these machines [default: by their PATH]
+        dask.hosts_program: Text "hosts-program" "PATH";
     }
 }

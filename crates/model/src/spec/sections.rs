@@ -282,6 +282,16 @@ section! {
         /// others join it by `scheduler.file` (by default a file of the job in the working
         /// directory), which all machines have to share.
         join: String,
+        /// Machines that get workers, over ssh, as ssh's words name them: `gpu1`, `user@gpu1`,
+        /// `gpu1:2222`, a name of ssh's configuration. The scheduler is on this machine, which gets
+        /// workers if it is among them (`localhost`, or its name). Default: this machine.
+        hosts: Vec<String>,
+        /// The program `cuda-cluster` on these machines, as their shells find it. Default:
+        /// `cuda-cluster`, by their `PATH` for commands over ssh.
+        hosts_program: String,
+        /// The program that reaches them, and its options, such as `[ssh, -F, my-config]`. Default:
+        /// `ssh`, by this machine's `PATH`.
+        ssh: Vec<String>,
         /// Modules imported before the fork.
         pre_import: Vec<String>,
         /// Modules or files loaded by each worker at its start.

@@ -39,7 +39,7 @@ impl Actor {
     pub(super) fn await_gpu(&self, slot: SlotNumber) {
         let Some(gpu) = self.gpu_of(slot) else { return };
         let state = self.core.state();
-        let living = state.scheduler.iter().chain(&state.workers).filter_map(|p| p.pid);
+        let living = state.processes().filter_map(|p| p.pid);
         let before = self.gpu_others.lock().unwrap_or_else(PoisonError::into_inner);
         let others = before.get(&slot).into_iter().flatten().copied().chain(living).collect();
         let within = self.launch.supervision.gpu_free_within.0;
@@ -54,7 +54,7 @@ impl Actor {
     /// Checks the memory of every process that has a limit, and sets the time of the next check.
     pub(super) fn look_at_memory(&mut self) -> Option<Event> {
         let state = self.core.state();
-        let shown = state.scheduler.iter().chain(&state.workers);
+        let shown = state.processes();
         let mut next: Option<Duration> = None;
         let mut event = None;
         for (slot, (spec, shown)) in self.launch.processes().zip(shown).enumerate() {
@@ -82,7 +82,7 @@ impl Actor {
     /// Writes the crash bundle for a slot's last exit.
     pub(super) fn bundle(&mut self, slot: SlotNumber) {
         let state = self.core.state();
-        let Some(shown) = state.scheduler.into_iter().chain(state.workers).nth(slot) else {
+        let Some(shown) = state.processes().nth(slot).cloned() else {
             return;
         };
         let Some(at) = shown.last_exit.as_ref().map(|exit| exit.at.clone()) else { return };

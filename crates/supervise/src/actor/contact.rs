@@ -88,7 +88,7 @@ impl Actor {
     /// Checks which processes are stopped.
     pub(super) fn look(&self) -> Event {
         let state = self.core.state();
-        let processes = state.scheduler.iter().chain(&state.workers);
+        let processes = state.processes();
         let stopped = |pid: Option<u32>| pid.and_then(process::is_stopped) == Some(true);
         let stopped_keys = processes
             .enumerate()

@@ -158,7 +158,8 @@ impl Core {
         // ended without a request has failed, even if a task made it exit with status 0.
         let unasked = self.slots[number].ready_when == ReadyWhen::Said;
         let succeeded = succeeded && !scheduler && !unasked;
-        match self.slots[number].judge(succeeded, !scheduler, &self.policy, now, jitter) {
+        let worker = !scheduler && number < self.hosts_from;
+        match self.slots[number].judge(succeeded, worker, &self.policy, now, jitter) {
             AfterDeath::StayStopped => self.stay_stopped(number),
             AfterDeath::Restart { delay } => {
                 self.restart_at(number, now + delay);

@@ -9,10 +9,14 @@ use super::slot::{AfterStop, Slot};
 use super::{Action, Core, Moment, SlotNumber};
 use crate::record::What;
 use crate::{Cause, ClusterPhase, Escalation, Outcome, ProcessPhase};
+use cuda_cluster_model::units::Span;
 use cuda_cluster_wire::status::AfterLeaving;
 
 /// After SIGKILL, only a driver or a failing disk can delay a process; the cluster ends without it.
 const GIVE_UP: Duration = Duration::from_secs(10);
+
+/// A host's process waits for the processes there, which have the same grace period.
+const FARTHER: Duration = Duration::from_secs(10);
 
 /// So many processes are named in a cause; `ps` has all.
 const MOST_NAMED: usize = 8;
@@ -26,7 +30,7 @@ impl Core {
         reason: &str,
         now: Moment,
     ) {
-        let grace = self.policy.grace.0;
+        let grace = self.grace(number).0;
         let slot = &mut self.slots[number];
         let Some(key) = slot.key else { return };
         slot.then = then;
@@ -38,6 +42,12 @@ impl Core {
         slot.kill_at = Some(now + grace);
         self.actions.push(Action::Terminate { key });
         self.record(now, Some(number), What::Stopping { reason: reason.to_owned() });
+    }
+
+    /// How long a process may take to end.
+    fn grace(&self, number: SlotNumber) -> Span {
+        let farther = if number < self.hosts_from { Duration::ZERO } else { FARTHER };
+        Span(self.policy.grace.0 + farther)
     }
 
     /// Kills a living process.
@@ -100,7 +110,7 @@ impl Core {
         let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
         for number in 0..self.slots.len() {
             if due(self.slots[number].kill_at) {
-                let reason = format!("it did not end within {}", self.policy.grace);
+                let reason = format!("it did not end within {}", self.grace(number));
                 self.kill(number, &reason, now);
             }
         }

@@ -25,6 +25,7 @@ mod together;
 mod world;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
@@ -61,9 +62,10 @@ pub(super) struct Core {
     together: Option<Together>,
     /// Whether READY waits for [`Event::Verified`].
     unverified: bool,
-    /// The scheduler first, if there is one; then the workers.
+    /// The scheduler first, if there is one; then the workers, then the hosts.
     slots: Vec<Slot>,
     workers_from: usize,
+    hosts_from: usize,
     state: ClusterState,
     /// Time of the last event.
     now: Moment,
@@ -91,19 +93,21 @@ impl Core {
     ///
     /// `began` is the time of day at [`Moment::ZERO`]; `seed` is for jitter.
     pub(super) fn new(launch: &Launch, state: ClusterState, began: SystemTime, seed: u64) -> Self {
-        let shown = state.scheduler.iter().chain(&state.workers);
+        let shown = state.processes();
         let slots = launch.processes().zip(shown);
         let kill_percent = launch.supervision.kill_percent;
         let slots = slots.map(|(spec, shown)| Slot::new(spec.ready, kill_percent, shown.clone()));
         let mut slots: Vec<Slot> = slots.collect();
-        for slot in slots.iter_mut().rev().take(launch.standby) {
+        let workers_from = usize::from(launch.scheduler.is_some());
+        let hosts_from = workers_from + launch.workers.len();
+        let first_idle = hosts_from - launch.standby;
+        for slot in &mut slots[first_idle..hosts_from] {
             slot.wanted = false;
             slot.shown.state = ProcessPhase::Stopped;
         }
-        let workers_from = usize::from(launch.scheduler.is_some());
-        let together = launch.together.map(|restarts| {
-            Together::new(restarts, (workers_from..slots.len() - launch.standby).collect())
-        });
+        let together = launch
+            .together
+            .map(|restarts| Together::new(restarts, (workers_from..first_idle).collect()));
         Self {
             policy: launch.supervision.clone(),
             run_to_completion: launch.run_to_completion,
@@ -113,6 +117,7 @@ impl Core {
             unverified: launch.to_be_verified,
             slots,
             workers_from,
+            hosts_from,
             together,
             state,
             now: Moment::ZERO,
@@ -177,7 +182,8 @@ impl Core {
             ProcessState { not_answering_since, starts_at, ..slot.shown.clone() }
         });
         state.scheduler = (self.workers_from == 1).then(|| shown.next()).flatten();
-        state.workers = shown.collect();
+        state.workers = shown.by_ref().take(self.hosts_from - self.workers_from).collect();
+        state.hosts = shown.collect();
         state
     }
 
@@ -422,8 +428,13 @@ impl Core {
         if self.ending.is_some() || self.over {
             return;
         }
+        // They reach their machines meanwhile, and wait for the scheduler themselves.
+        if self.state.state.is_first() {
+            self.start_those_that_may(self.hosts_from..self.slots.len(), now);
+        }
         if self.workers_from == 1 {
-            let workers_gone = self.slots[1..].iter().all(|slot| !slot.is_alive());
+            let workers = &self.slots[1..self.hosts_from];
+            let workers_gone = workers.iter().all(|slot| !slot.is_alive());
             if workers_gone && self.may_start(0, now) {
                 self.start(0, now);
             }
@@ -445,7 +456,11 @@ impl Core {
             && self.state.state.is_first()
             && !self.slots.get(first).is_some_and(is_ready);
         let until = if alone { first + 1 } else { self.slots.len() };
-        for number in first..until {
+        self.start_those_that_may(first..until, now);
+    }
+
+    fn start_those_that_may(&mut self, numbers: Range<SlotNumber>, now: Moment) {
+        for number in numbers {
             if self.may_start(number, now) {
                 self.start(number, now);
             }

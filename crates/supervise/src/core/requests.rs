@@ -72,7 +72,7 @@ impl Core {
             return;
         }
         let first = self.workers_from;
-        for number in first..self.slots.len() {
+        for number in first..self.hosts_from {
             let phase = self.slots[number].phase();
             self.slots[number].wanted = number - first < wanted;
             if self.slots[number].wanted {

@@ -55,6 +55,7 @@ pub(super) fn launch(scheduler: bool, workers: usize, gpus: bool) -> Launch {
         strict: false,
         scheduler: scheduler.then(|| spec("scheduler", false)),
         workers: (0..workers).map(|at| spec(&format!("gpu{at}"), gpus)).collect(),
+        hosts: Vec::new(),
         standby: 0,
         run_to_completion: false,
         scheduler_stays: false,
@@ -270,7 +271,7 @@ impl World {
         let next = self.core.next_deadline();
         assert!(next.is_none_or(|next| next > self.now), "a deadline that is past was dealt with");
         let state = self.core.state();
-        let slots: Vec<&ProcessState> = state.scheduler.iter().chain(&state.workers).collect();
+        let slots: Vec<&ProcessState> = state.processes().collect();
         for (number, slot) in slots.iter().enumerate() {
             let lives = self.living.values().any(|other| *other == number);
             let active = matches!(
@@ -317,7 +318,8 @@ impl World {
             assert!(state.cause.is_some(), "a cause is kept");
         }
         for (key, told) in &self.told {
-            let patience = self.launch.supervision.grace.0;
+            let farther = Duration::from_secs(if self.launch.hosts.is_empty() { 0 } else { 10 });
+            let patience = self.launch.supervision.grace.0 + farther;
             let patient = self.now < *told + patience || self.killed.contains(key);
             assert!(patient || self.outcome.is_some(), "what was told to end is killed in time");
         }

@@ -2,6 +2,7 @@
 //!
 //! *Invariant:* time passes only where a test says so.
 
+mod hosts;
 mod joined;
 mod liveness;
 mod restarts;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use super::world::{World, launch, up};
 use super::{Event, GpuFinding};
 use crate::record::What;
-use crate::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase, ReadyWhen};
+use crate::{ClusterPhase, Escalation, Launch, Outcome, ProcessPhase, ProcessState, ReadyWhen};
 use cuda_cluster_model::plan::{RestartWhen, SchedulerDeath, Unresponsive};
 use cuda_cluster_model::units::Span;
 use cuda_cluster_wire::process::Exit;
