@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import cuda_cluster
-import dask
 import pytest
 from conftest import BUILT, RUNTIME, eventually
 from distributed import Client
@@ -209,22 +208,6 @@ def test_what_fails_on_a_host_is_told_here(hosts, up):
     assert "host-b could not start: b: " in cluster.said()
     assert "there is no network interface hosts here" in cluster.said()
     nothing_there(hosts, within=10)
-
-
-def test_direct_connections_share_the_clusters_secret(hosts, up):
-    cluster = up("localhost,b", "--protocol", "direct").ready()
-    state = cluster.state()
-    assert state["scheduler"]["address"].startswith(f"direct://{hosts.here}:")
-    secrets = [Path(at) / "cuda-cluster" / cluster.name / "secret" for at in (RUNTIME, hosts["b"].runtime)]
-    assert secrets[0].read_text() == secrets[1].read_text()
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            assert secrets[0].read_bytes() not in Path(f"/proc/{entry}/cmdline").read_bytes()
-    known = {"distributed.comm.direct.secret-file": str(secrets[0])}
-    with dask.config.set(known), Client(state["scheduler"]["address"]) as client:
-        assert len(client.run(os.getpid)) == 4
-    assert asked("down", cluster.name).returncode == 0
-    nothing_there(hosts, within=1)
 
 
 def test_a_name_that_is_taken_on_a_host_is_told(hosts, up):

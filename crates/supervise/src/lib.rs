@@ -60,8 +60,8 @@ pub struct Launch {
     pub scheduler: Option<ProcessSpec>,
     /// Started together.
     pub workers: Vec<ProcessSpec>,
-    /// Processes that each bring up the workers of another machine. They start with the workers, and
-    /// `scale` does not concern them.
+    /// Processes that each bring up the workers of another machine. They start at once, and `scale`
+    /// does not concern them.
     #[serde(default)]
     pub hosts: Vec<ProcessSpec>,
     /// How many of them, the last ones, are started only when `scale` or a restart asks for them.

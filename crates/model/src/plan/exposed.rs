@@ -21,7 +21,7 @@ pub(super) fn notes(engine: &EnginePlan) -> Option<Note> {
     {
         let instead = match dask.hosts.is_empty() {
             true => "leave the address out for loopback",
-            false => "'dask.protocol: direct', whose secret the hosts are told",
+            false => "name an interface that only the hosts reach",
         };
         let text = format!(
             "Dask's tcp has no authentication: whoever reaches {place} can run code as this user; \

@@ -2,8 +2,8 @@
 //!
 //! Reaches nobody, and does not know whether a host is there.
 //!
-//! *Invariant:* what the shell of a host reads is the same for all hosts, and has neither their names
-//! nor anything secret in it.
+//! *Invariant:* what the shell of a host reads is the same for all hosts, and has neither their
+//! names nor anything secret in it.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

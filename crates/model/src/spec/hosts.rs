@@ -4,9 +4,9 @@
 //!
 //! *Invariant:* nothing of a host's name is an option for ssh, or is read by a shell.
 
+use core::net::Ipv6Addr;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::Ipv6Addr;
 use std::str::FromStr;
 
 use super::error::{Found, refuse};
@@ -188,6 +188,13 @@ fn beside(spec: &ClusterSpec) -> Result<(), Found> {
     if dask.adapt_minimum.is_some() {
         let message = "the workers of other machines do not come and go with the work";
         return refuse("dask.adapt_minimum", message, "drop 'dask.adapt_minimum'");
+    }
+    if dask.protocol.as_deref() == Some("direct") && spec.scheduler.interface.is_none() {
+        return refuse(
+            "dask.protocol",
+            "over direct the workers of other hosts listen on loopback, unless an interface is named",
+            "name it in 'scheduler.interface', or leave 'dask.protocol' out",
+        );
     }
     for (key, address) in [
         ("worker.listen_address", &worker.listen_address),

@@ -245,6 +245,26 @@ fn more() -> Vec<(&'static str, &'static str, Value)> {
                 "type": ["string", "number", "boolean", "null"], "minimum": 0, "pattern": "^(?!-).",
             }),
         ),
+        (
+            "DaskSpec",
+            "hosts",
+            json!({"items": {
+                "type": ["string", "number", "boolean"],
+                "pattern": "^(?!-)[A-Za-z0-9._@:%+\\[\\]-]+$|\\$\\{",
+            }}),
+        ),
+        (
+            "DaskSpec",
+            "hosts_program",
+            json!({
+                "type": ["string", "number", "boolean", "null"], "minimum": 0, "pattern": "^(?!-).",
+            }),
+        ),
+        (
+            "DaskSpec",
+            "ssh",
+            json!({"minItems": 1, "items": {"type": ["string", "number", "boolean"]}}),
+        ),
         ("RmmSpec", "set_allocator_for", json!({"items": {"enum": ALLOCATORS}})),
     ];
     for key in ["host", "interface", "dashboard_address"] {
