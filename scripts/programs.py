@@ -3,8 +3,7 @@
 
     scripts/programs.py [FRAMEWORK ...]      [default: those that are installed]
 
-torch, lightning, deepspeed, jax, xgboost, mpi (MPICH's mpi4py), srun (the same under a Slurm of this
-script's own), openmpi (its mpi4py), ray, rrun.
+torch, lightning, deepspeed, jax, xgboost, mpi (MPICH's mpi4py), openmpi (its mpi4py), ray, rrun.
 
 The ranks run in the Python that runs this script, on a made-up machine of four GPUs, two near each half
 of this one's CPUs. Needs a debug build (`cargo build --examples --bins`), and two CPUs. Ends with 1 if
@@ -14,7 +13,6 @@ ours does worse than the other anywhere.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
@@ -107,7 +105,6 @@ MEETING = {
         said(jax.process_index(), jax.process_count(), total)
     """,
     "mpi": MPI,
-    "srun": MPI,
     "openmpi": MPI,
     "rrun": """
         from rapidsmpf.bootstrap import create_ucxx_comm
@@ -295,12 +292,6 @@ def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
         yield "Ray, actors by cuda_cluster.ray", [*python, "ours"]
         yield "Ray alone", [*python, "alone"]
         return
-    if framework == "srun":
-        command = ["srun", "--nodes=1", f"--ntasks={RANKS}", "--overcommit", "--mpi=pmi2",
-                   "--quit-on-interrupt", "--kill-on-bad-exit=1"]  # fmt: skip
-        yield "srun cuda-cluster exec", [*command, str(BUILT / "cuda-cluster"), "exec", "--", *python]
-        yield "srun", [*command, *python]
-        return
     language = ["--bootstrap", "pmix"] if framework == "openmpi" else []
     run = [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), *language]
     yield " ".join(["cuda-cluster run", *language]), [*run, "--", *python]
@@ -361,9 +352,7 @@ def machine(folder: Path) -> dict[str, str]:
 
 
 def installed(framework: str) -> bool:
-    module = {"mpi": "mpi4py", "srun": "mpi4py", "openmpi": "mpi4py", "rrun": "rapidsmpf"}.get(
-        framework, framework
-    )
+    module = {"mpi": "mpi4py", "openmpi": "mpi4py", "rrun": "rapidsmpf"}.get(framework, framework)
     has = importlib.util.find_spec(module) is not None
     # mpi4py is built for any of them.
     opens = shutil.which("ompi_info", path=str(Path(sys.executable).parent)) is not None
@@ -389,22 +378,16 @@ def main() -> int:
     if missing := [one for one in asked if not installed(one)]:
         parser.error(f"not installed in {sys.executable}: {', '.join(missing)}")
     rows, worse = [], []
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp")))
+    with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch:
+        folder = Path(scratch)
         env = machine(folder)
-        if "srun" in asked:
-            sys.path.append(str(ROOT / "tests/python"))
-            from slurm import Slurm
-
-            env["SLURM_CONF"] = stack.enter_context(Slurm(RANKS)).environment["SLURM_CONF"]
         for framework in asked:
             program = folder / f"{framework}_ranks.py"
             program.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
                     for name, command in launchers(framework, str(program))]  # fmt: skip
             rows += seen
-            if framework != "srun":  # There Slurm is the launcher of both.
-                worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
+            worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
             for other in seen[1:]:
                 worse += [f"{framework}: {it} than {other.launcher}" for it in seen[0].worse_than(other)]
     print(shown(rows))

@@ -27,6 +27,7 @@ pub(super) enum Event {
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "there are two at a time, and few")]
 pub(super) enum Act {
     /// Tell the supervisor.
     Say(Status),

@@ -167,8 +167,8 @@ mod tests {
 
     fn divided(text: &str) -> Hosts {
         let spec = crate::spec::parse(&format!("version: 1\nengine: dask\n{text}"), "test");
-        let mut caller = CallerEnvironment::default();
-        caller.host_name = Some("login.example.org".to_owned());
+        let host_name = Some("login.example.org".to_owned());
+        let caller = CallerEnvironment { host_name, ..CallerEnvironment::default() };
         divide(&spec.expect("a spec"), &caller)
     }
 
