@@ -81,6 +81,7 @@ SHOWN_BY = {
         "`dask scheduler`": "work_over_tcp_gives_the_numbers_of_numpy_and_pandas_though_a_worker_is_killed",
         "`dask cuda worker tcp": "two_clusters_of_workers_form_one_dask_cluster",
         "`dask cuda worker --scheduler-file": "the_nodes_of_a_slurm_job_form_one_dask_cluster",
+        "`dask-ssh`": "test_three_hosts_are_one_cluster_until_it_is_taken_down",
         "both, on all nodes": "test_one_command_for_all_nodes_makes_one_cluster_which_the_first_shows",
         "`dask cuda config": "every_thread_and_variable_of_a_worker_is_as_planned",
         "a shell for the client": "a_plain_client_finds_the_cluster_whose_environment_it_has",

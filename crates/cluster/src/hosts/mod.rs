@@ -2,7 +2,8 @@
 //!
 //! The process runs ssh, which runs `cuda-cluster __member` there (`src/cli/up/member.rs`), and
 //! tells its supervisor of READY, notes and failures as any other process does. What it says to
-//! the other end, and what it makes of the answers, decides `course`; words for both are in `words`.
+//! the other end, and what it makes of the answers, decides `course`; words for both are in
+//! `words`.
 //!
 //! *Invariant:* the workers there live as long as the connection: the other end's standard input is
 //! closed when this process, ssh, or the network ends.
