@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -88,7 +89,10 @@ def cluster(rows, by_wires=True, told=True, name="wires", config=()):
                 client.cluster_name = name
                 yield client
         finally:
+            kept = json.loads(call("ps", name, "-o", "json"))["run_directory"]
             call("down", name)
+            # What is known of workers that were killed, as they were to be.
+            shutil.rmtree(kept, ignore_errors=True)
 
 
 def moved(client):
