@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::failure::{Exit, Failure};
 use crate::os::process::ignores;
-use crate::supervise::Escalation;
+use crate::supervise::{Escalation, Requests};
 
 /// The signals that ask a foreground process to end.
 pub(super) struct Signals {
@@ -17,12 +17,9 @@ pub(super) struct Signals {
     /// Unless it was ignored when this process started: under nohup(1) a cluster outlives its
     /// terminal.
     hangup: Option<Signal>,
-    /// Number of signals so far.
-    count: u32,
+    requests: Requests,
     /// The first signal's number.
     first: Option<u8>,
-    /// When the last SIGTERM came that counted.
-    terminated: Option<Instant>,
 }
 
 impl Signals {
@@ -41,9 +38,8 @@ impl Signals {
                 true => None,
                 false => Some(listen(SignalKind::hangup())?),
             },
-            count: 0,
+            requests: Requests::default(),
             first: None,
-            terminated: None,
         })
     }
 
@@ -65,18 +61,14 @@ impl Signals {
     /// Counts a signal, and returns what it asks for; `None` if it repeats the last one.
     pub(super) fn escalation(&mut self, number: u8) -> Option<Escalation> {
         let is_terminate = i32::from(number) == SIGTERM as i32;
-        if is_terminate && self.terminated.is_some_and(|at| at.elapsed() < Escalation::SAME) {
-            return None;
-        }
-        self.terminated = is_terminate.then(Instant::now);
-        self.count += 1;
+        let asked = self.requests.hear(is_terminate, Instant::now())?;
         self.first.get_or_insert(number);
-        Some(Escalation::of_request(self.count))
+        Some(asked)
     }
 
     /// Number of signals so far.
     pub(super) fn count(&self) -> u32 {
-        self.count
+        self.requests.count()
     }
 
     /// The first signal's number, if there was a signal.

@@ -30,7 +30,8 @@ use cuda_cluster_machine::os::pidfd::{self, PidFd};
 use cuda_cluster_machine::os::run_directory::RunDirectoryError;
 use cuda_cluster_machine::os::{self, event_loop, memory, process};
 use cuda_cluster_supervise::{
-    ClusterState, Escalation, Input, Outcome, OutputPipe, Record, StartError, Stopper, Supervisor,
+    ClusterState, Escalation, Input, Outcome, OutputPipe, Record, Requests, StartError, Stopper,
+    Supervisor,
 };
 use cuda_cluster_why::audit::Audit;
 
@@ -299,9 +300,7 @@ struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
-    count: u32,
-    /// When the last SIGTERM came that counted.
-    terminated: Option<Instant>,
+    requests: Requests,
 }
 
 impl Signals {
@@ -310,8 +309,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             hangup: signal(SignalKind::hangup())?,
-            count: 0,
-            terminated: None,
+            requests: Requests::default(),
         })
     }
 
@@ -323,13 +321,9 @@ impl Signals {
                 _ = self.terminate.recv() => libc::SIGTERM,
                 _ = self.hangup.recv() => libc::SIGHUP,
             };
-            let is_terminate = number == libc::SIGTERM;
-            if is_terminate && self.terminated.is_some_and(|at| at.elapsed() < Escalation::SAME) {
-                continue;
+            if let Some(how) = self.requests.hear(number == libc::SIGTERM, Instant::now()) {
+                return (how, number);
             }
-            self.terminated = is_terminate.then(Instant::now);
-            self.count += 1;
-            return (Escalation::of_request(self.count), number);
         }
     }
 }

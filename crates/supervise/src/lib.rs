@@ -7,7 +7,7 @@
 #![allow(missing_docs, reason = "a part of the house; what users see is documented there")]
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -167,10 +167,6 @@ pub enum Escalation {
 }
 
 impl Escalation {
-    /// For so long after a SIGTERM another one is the same request: at a time limit, Slurm sends it
-    /// to the processes of a step and again to those of its job.
-    pub const SAME: Duration = Duration::from_secs(10);
-
     /// The level for the `count`-th request, counted from 1.
     pub fn of_request(count: u32) -> Self {
         match count {
@@ -178,5 +174,54 @@ impl Escalation {
             2 => Escalation::Kill,
             _ => Escalation::Abandon,
         }
+    }
+}
+
+/// For so long after a SIGTERM another one is the same request: at a time limit, Slurm sends it to
+/// the processes of a step and again to those of its job.
+const SAME: Duration = Duration::from_secs(10);
+
+/// The signals so far that ask for an end.
+#[derive(Debug, Default)]
+pub struct Requests {
+    count: u32,
+    /// When the last SIGTERM came that counted.
+    terminated: Option<Instant>,
+}
+
+impl Requests {
+    /// Counts a signal that comes now, and returns what it asks for; `None` if it repeats the last
+    /// one.
+    pub fn hear(&mut self, is_terminate: bool, now: Instant) -> Option<Escalation> {
+        if is_terminate && self.terminated.is_some_and(|at| now - at < SAME) {
+            return None;
+        }
+        self.terminated = is_terminate.then_some(now);
+        self.count += 1;
+        Some(Escalation::of_request(self.count))
+    }
+
+    /// How many have counted.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_sigterm_soon_is_the_same_request_and_any_other_signal_is_not() {
+        let (mut requests, began) = (Requests::default(), Instant::now());
+        let mut hear = |seconds: u64, is_terminate| {
+            requests.hear(is_terminate, began + Duration::from_secs(seconds))
+        };
+        assert_eq!(hear(0, true), Some(Escalation::Graceful));
+        assert_eq!(hear(9, true), None);
+        assert_eq!(hear(11, true), Some(Escalation::Kill), "the first that counted is longer ago");
+        assert_eq!(hear(11, false), Some(Escalation::Abandon));
+        assert_eq!(hear(11, true), Some(Escalation::Abandon), "between them was another");
+        assert_eq!(requests.count(), 4);
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::words::Said;
-use cuda_cluster_model::plan::{HostPlan, MEMBER};
+use cuda_cluster_model::plan::{HostPlan, MEMBER, SSH_OPTIONS};
 use cuda_cluster_wire::status::{AfterLeaving, Condition, Status};
 
 /// What happens.
@@ -84,7 +84,7 @@ impl Course {
         while let Some(word) = words.next() {
             match word {
                 "-T" => {}
-                "-o" if words.peek().is_some_and(|option| is_ours(option)) => {
+                "-o" if words.peek().is_some_and(|option| SSH_OPTIONS.contains(option)) => {
                     words.next();
                 }
                 word => shown.push(word),
@@ -244,12 +244,6 @@ fn is_of_ssh(line: &str) -> bool {
     let begins =
         ["Connection ", "client_loop: ", "Timeout, ", "packet_write_", "Read from ", "ssh"];
     begins.iter().any(|begin| line.starts_with(begin))
-}
-
-/// Whether an option of ssh is one that every host has.
-fn is_ours(option: &str) -> bool {
-    let ours = ["BatchMode=yes", "ControlMaster=no", "RemoteCommand=none"];
-    ours.contains(&option) || option == "ClearAllForwardings=yes"
 }
 
 #[cfg(test)]

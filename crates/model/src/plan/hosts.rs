@@ -22,7 +22,7 @@ const PROGRAM: &str = "cuda-cluster";
 /// Options for ssh, whatever its configuration says: no terminal; nobody can be asked for a
 /// password; a connection that others use is not ended with the cluster; and neither commands nor
 /// ports of the configuration get in the way of those that are open already.
-const OPTIONS: [&str; 9] = [
+pub const SSH_OPTIONS: [&str; 9] = [
     "-T",
     "-o",
     "BatchMode=yes",
@@ -116,7 +116,7 @@ fn process(host: &Host, taken: &mut BTreeSet<String>) -> String {
 fn argv(spec: &ClusterSpec, host: &Host) -> Vec<String> {
     let usual = || vec!["ssh".to_owned()];
     let mut argv = spec.dask.ssh.clone().unwrap_or_else(usual);
-    argv.extend(OPTIONS.map(str::to_owned));
+    argv.extend(SSH_OPTIONS.map(str::to_owned));
     if let Some(user) = &host.user {
         argv.extend(["-l".to_owned(), user.clone()]);
     }

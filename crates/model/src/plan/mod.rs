@@ -58,7 +58,7 @@ pub use form::{
 };
 pub use gpus::VISIBLE;
 pub use held::worker_of_gpu;
-pub use hosts::MEMBER;
+pub use hosts::{MEMBER, SSH_OPTIONS};
 pub use libucp::{LIBRARY_VARIABLE, libucp_paths};
 pub use memory::{HOST_FILL_PERCENT, KILL_PERCENT, TERMINATE_VARIABLE, machine_bytes};
 pub use settings::settings;
