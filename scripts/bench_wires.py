@@ -85,7 +85,11 @@ def compare(rows, title, told):
                 before = bed.moved(ours) or 0
                 # Who is first changes.
                 order = [ours, dasks] if turn % 2 else [dasks, ours]
-                done = {client: work(client, turn) for client in order}
+                done = {}
+                for client in order:
+                    # `wait` otherwise waits on the other client's event loop, which looks once a second.
+                    with client.as_current():
+                        done[client] = work(client, turn)
                 np.testing.assert_allclose(done[ours][1], done[dasks][1], rtol=1e-9)
                 moved = (bed.moved(ours) or 0) - before
                 if turn > 0:
