@@ -4,6 +4,7 @@
 #
 #   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the lints, the rules of the house,
 #                                                 and that each part builds without those above it
+#   CUDA_CLUSTER_THREADS=3              tests at a time in each of the two parts that run side by side
 #   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
 #   CUDA_CLUSTER_SECOND_TRY=5           up to so many failures are tried once more, alone; those that
 #                                       pass then are named as unsteady, and are to be mended
@@ -24,23 +25,59 @@ scripts/ucx-versions.sh
 # of its own, because other crates would have other features.
 cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
 
-status=0
-all=(--no-fail-fast)
-for argument in "$@"; do
-    [ "$argument" = -- ] && break
-    [ "$argument" = --no-fail-fast ] && all=()
-done
-lints=0
-if [ $# -eq 0 ]; then
-    scripts/lint.sh || lints=$?
-    scripts/features.sh || status=$?
+status=0 lints=0 tests=0
+say() { echo "== $(date -u +%H:%M:%S) $*"; }
+
+# Runs cargo test as a part, and keeps what it and cargo say. Bash has what it puts into the background ignore
+# Ctrl-C, and the tests' programs would do so as well.
+crates=(--locked --workspace --exclude cuda-cluster-comm --exclude tidy)
+run() {
+    env --default-signal=INT,QUIT cargo test "${crates[@]}" "${@:2}" \
+        2> >(tee "$scratch/$1.errors" >&2) | tee "$scratch/$1.output" || : > "$scratch/tests"
+}
+
+# What compiles, at the lowest priority: most stories of processes wait, and leave it time.
+aside() {
+    nice -n 19 scripts/lint.sh || : > "$scratch/lints"
+    nice -n 19 scripts/features.sh || : > "$scratch/status"
     # Without Python: a test program would need libpython.
-    cargo test --locked --package cuda-cluster-comm --no-default-features --features plane | tee -a "$scratch/output" || status=$?
-    cargo test --locked --package tidy | tee -a "$scratch/output" || status=$?
+    nice -n 19 cargo test --locked --package cuda-cluster-comm --no-default-features --features plane |
+        tee "$scratch/comm.output" || : > "$scratch/status"
+    nice -n 19 cargo test --locked --package tidy | tee "$scratch/tidy.output" || : > "$scratch/status"
+}
+
+if [ $# -eq 0 ]; then
+    say "building the tests"
+    cargo test "${crates[@]}" --no-run
+    say "running them in two parts side by side, and the lints beside both"
+    export RUST_TEST_THREADS=${CUDA_CLUSTER_THREADS:-3}
+    aside > "$scratch/aside" 2>&1 &
+    run python --no-fail-fast --test python > "$scratch/python" 2>&1 &
+    run stories --no-fail-fast --lib --bins --test '[!pw]*' --test 'p[!y]*'
+    wait
+    unset RUST_TEST_THREADS
+    say "what users of Python see"
+    cat "$scratch/python"
+    say "the lints, and the rules of the house"
+    cat "$scratch/aside"
+    say "what builds into the folder where the others look for the program"
+    run doc --no-fail-fast --doc
+    run wheel --no-fail-fast --test wheel
+    say "done"
+else
+    all=(--no-fail-fast)
+    for argument in "$@"; do
+        [ "$argument" = -- ] && break
+        [ "$argument" = --no-fail-fast ] && all=()
+    done
+    run asked "${all[@]}" "$@"
 fi
-tests=0
-cargo test --locked --workspace --exclude cuda-cluster-comm --exclude tidy "${all[@]}" "$@" \
-    2> >(tee "$scratch/errors" >&2) | tee -a "$scratch/output" || tests=$?
+for part in status lints tests; do
+    [ ! -e "$scratch/$part" ] || printf -v "$part" 1
+done
+sleep 1 # until all that cargo has said is in the files
+cat "$scratch"/*.output > "$scratch/output"
+cat "$scratch"/*.errors > "$scratch/errors"
 begun=$(grep -cE '^running [0-9]+ tests?$' "$scratch/output" || true)
 ended=$(grep -c '^test result:' "$scratch/output" || true)
 count() { awk -v word="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) n += $(i - 1) } END { print n + 0 }' "$2"; }
@@ -51,7 +88,6 @@ unsteady=0
 if [ "$tests" -ne 0 ] && [ "$begun" -eq "$ended" ] && [ "$failed" -gt 0 ] &&
     [ "$failed" -le "${CUDA_CLUSTER_SECOND_TRY:-0}" ]; then
     mapfile -t names < <(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$scratch/output")
-    sleep 1 # until all that cargo has said is in the file
     tr -d '`' < "$scratch/errors" | sed -n 's/^    \(-p .*\)$/\1/p' | while read -ra target; do
         cargo test --locked "${target[@]}" -- --exact "${names[@]}" < /dev/null || true
     done | tee "$scratch/again"
