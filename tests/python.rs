@@ -56,6 +56,11 @@ fn local_cuda_cluster_starts_and_scales_as_dasks_users_know() {
 }
 
 #[test]
+fn the_workloads_of_the_examples_have_the_results_of_the_same_work_without_dask() {
+    told_by("test_workloads.py");
+}
+
+#[test]
 fn ranks_find_each_other_in_the_languages_of_their_libraries() {
     told_by("test_ranks.py");
 }
