@@ -310,3 +310,48 @@ def test_a_scheduler_to_join_needs_no_protocol_wherever_dask_takes_it_from():
         assert joined() == "tcp://10.0.0.1:8786"
         assert joined(scheduler="ucxx://10.0.0.2:1") == "ucxx://10.0.0.2:1"
         assert joined(scheduler_file="scheduler.json") == "scheduler.json"
+
+
+def planned_with(chooses, **more):
+    asked = {"topology": "dgx-h100", "protocol": "ucx", "enable_infiniband": True, **more}
+    request = keywords.translate({"net_devices": chooses, **asked})
+    return cuda_cluster.plan(spec=request.specs, **request.flags)
+
+
+def test_a_function_chooses_nics_gpu_by_gpu():
+    as_planned = [worker.nics for worker in planned_with(None).workers]
+    ports = [port for [port] in as_planned]
+    seen = []
+
+    def chooses(gpu):
+        seen.append((gpu.index, gpu.numa, gpu.pci))
+        assert {port[:-2] for port in ports} < {nic.name for nic in gpu.nics}
+        return {0: [ports[3], ports[4]], 1: None, 2: "none"}.get(gpu, ports[gpu // 2])
+
+    plan = planned_with(chooses)
+    known = [(gpu.index, gpu.numa, gpu.pci) for gpu in cuda_cluster.topology("dgx-h100").gpus]
+    assert seen == known
+    nics = [worker.nics for worker in plan.workers]
+    assert nics[:3] == [[ports[3], ports[4]], [ports[1]], []]
+    assert nics[3:] == [[ports[index // 2]] for index in range(3, 8)]
+
+
+def test_a_function_is_asked_of_gpus_with_workers_alone():
+    seen = []
+    planned_with(lambda gpu: seen.append(int(gpu)), CUDA_VISIBLE_DEVICES="5,2")
+    assert sorted(seen) == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(5, "says 5 of GPU 0"), ([""], r"says \[''\] of GPU 0"), ("mlx9_9:1", "mlx9_9")],
+)
+def test_what_a_function_may_not_say_is_refused_before_anything_starts(answer, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        planned_with(lambda gpu: answer)
+
+
+def test_a_function_and_overrides_are_two_ways_to_one_end():
+    overrides = {"overrides": [{"match": {"gpu": "0"}, "threads": 2}]}
+    with pytest.raises(ValueError, match="two ways to one end"):
+        planned_with(lambda gpu: None, spec=overrides)

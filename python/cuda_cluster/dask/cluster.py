@@ -75,7 +75,9 @@ class LocalCUDACluster(Scaled):
 
     Every other flag of `cuda-cluster up` is a keyword, too, with `_` for `-` (`net_devices`,
     `workers_per_gpu`, `ready_within`, …), apart from those that this class decides (`engine`,
-    `join`, `detach`, `output`). Other keywords of `distributed.Worker` (`plugins`,
+    `join`, `detach`, `output`). `net_devices` also takes a function, which is called with each GPU that
+    has a worker (its index, a number to calculate with, and `pci`, `uuid`, `numa`, `cpus`, `nics`) and
+    returns the NICs' names, or None. Other keywords of `distributed.Worker` (`plugins`,
     `lifetime_stagger`, …) are passed to the workers. What was set with `dask.config.set` before is
     the configuration of all processes.
 

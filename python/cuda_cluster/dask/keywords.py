@@ -24,6 +24,7 @@ from distributed import Nanny, Security, Worker
 from cuda_cluster import _settings, accepted, program
 from cuda_cluster.cluster import made_up_name
 from cuda_cluster._internals import parse_ports
+from cuda_cluster.dask import net_devices
 from cuda_cluster.dask import worker as worker_module
 
 #: Keywords of the program that are none here, or mean more here than the program's flag.
@@ -189,6 +190,7 @@ def translate(keywords: dict[str, Any]) -> Request:
 
     Raises ValueError and TypeError as dask-cuda does, and for keywords that are refused here.
     """
+    chooses = net_devices.taken(keywords)
     keywords |= accepted.taken(keywords, ACCEPTED)
     threads = keywords.pop("threads_per_worker", 1)
     threads = 1 if threads is None else threads
@@ -267,6 +269,8 @@ def translate(keywords: dict[str, Any]) -> Request:
     if _each_has_its_gpu(flags, spec):
         # As dask-cuda calls them; code compares the names with GPUs' numbers.
         flags.setdefault("worker_names", "gpu")
+    if chooses is not None:
+        net_devices.choose(request, chooses, spec)
     return request
 
 
