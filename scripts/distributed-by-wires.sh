@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Runs distributed's own tests of its scheduler twice, as they are and with tasks placed by wires of which
+# every second is ten times as fast as the others, and says which fail with these alone. Ends with 1 if any.
+#
+#   scripts/distributed-by-wires.sh REPOSITORY [ARGUMENTS OF pytest]
+#
+# REPOSITORY is a clone of dask/distributed that has the tag of the installed version: its tests are in no
+# package. Without arguments: test_scheduler, test_steal, test_scheduler_bulk_operations, test_priorities,
+# test_resources, test_active_memory_manager and test_failed_workers (half an hour for both).
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+repository=${1:?the path of a clone of dask/distributed}
+shift
+python=${PYTHON:-$here/.venv/bin/python}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export PYTHONDONTWRITEBYTECODE=1
+installed=$("$python" -c 'import distributed; print(distributed.__path__[0])')
+version=$("$python" -c 'import distributed; print(distributed.__version__)')
+cp -r "$installed" "$scratch/distributed"
+git -C "$repository" archive "$version" distributed conftest.py pyproject.toml |
+    tar -x -C "$scratch" --wildcards '*/tests' conftest.py pyproject.toml
+cd "$scratch"
+if [ $# -eq 0 ]; then
+    for name in scheduler steal scheduler_bulk_operations priorities resources active_memory_manager failed_workers; do
+        [ ! -e "distributed/tests/test_$name.py" ] || set -- "$@" "distributed/tests/test_$name.py"
+    done
+fi
+# The names of those that failed, and the last line.
+tests() {
+    PYTHONPATH=$scratch:$here/crates/cluster/src/python:$here/tests/python/wires "$python" -m pytest -q --no-header \
+        -rfE -p no:cacheprovider -o addopts="-p no:asyncio -p no:legacypath" --timeout 120 "$@" >"$scratch/said" || true
+    tail -1 "$scratch/said" | sed 's/^/  /' >&2
+    sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/\2/p' "$scratch/said" | sort -u
+}
+echo "as they are:" >&2
+tests "$@" >"$scratch/without"
+echo "by wires:" >&2
+tests -p distributed_by_wires "$@" >"$scratch/with"
+grep -q '[1-9][0-9]* schedulers placed by wires' "$scratch/said" || { echo "no scheduler placed by wires" >&2; exit 1; }
+grep -q ' passed' "$scratch/said" || { tail -20 "$scratch/said" >&2; exit 1; }
+comm -13 "$scratch/without" "$scratch/with" >"$scratch/more"
+echo "$(wc -l <"$scratch/more") fail by wires alone"
+sed 's/^/  /' "$scratch/more"
+[ ! -s "$scratch/more" ]
