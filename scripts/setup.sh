@@ -4,6 +4,7 @@
 #
 #   scripts/setup.sh            build and run
 #   scripts/setup.sh --tests    also what the tests need
+#   scripts/setup.sh --debian   of that the Debian packages alone
 #   scripts/setup.sh --arm      also what scripts/wheel.sh --target aarch64 needs on x86-64, and arm-check.sh
 #   scripts/setup.sh --mutants  also cargo-mutants, into target/tools, for scripts/mutants.sh
 #   scripts/setup.sh --rivals   also Ray, into .venv-rivals, for scripts/bench-tasks.sh and -objects.sh
@@ -44,14 +45,14 @@ say() { printf 'setup: %s\n' "$*"; }
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 case "${1:-}" in
-'' | --tests | --arm | --mutants | --rivals) ;;
+'' | --tests | --debian | --arm | --mutants | --rivals) ;;
 *)
-    say "no option $1; there are --tests, --arm, --mutants and --rivals"
+    say "no option $1; there are --tests, --debian, --arm, --mutants and --rivals"
     exit 2
     ;;
 esac
 wanted=("${build[@]}" "${run[@]}")
-[ "${1:-}" = --tests ] && wanted+=("${tests[@]}")
+[[ ${1:-} = --tests || ${1:-} = --debian ]] && wanted+=("${tests[@]}")
 [ "${1:-}" = --arm ] && wanted+=("${arm[@]}")
 [ "${1:-}" = --rivals ] && wanted+=("${rivals[@]}")
 

@@ -10,27 +10,33 @@
 #                                       pass then are named as unsteady, and are to be mended
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-scripts/setup.sh --tests
+scripts/setup.sh --debian
 # shellcheck disable=SC1091
 [ -f "$HOME/.cargo/env" ] && . "$HOME/.cargo/env"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export CUDA_CLUSTER_SKIPS=$scratch/skips
 touch "$CUDA_CLUSTER_SKIPS"
+say() { echo "== $(date -u +%H:%M:%S) $*"; }
+crates=(--locked --workspace --exclude cuda-cluster-comm --exclude tidy)
 
-scripts/oldest-ucx.sh
-scripts/ucx-versions.sh
-
+# What else the tests need comes over the network for the most part, and the compiler needs the CPUs. Bash has what
+# it puts into the background ignore Ctrl-C, also in what that starts.
+env --default-signal=INT,QUIT bash -c 'scripts/setup.sh --tests && scripts/oldest-ucx.sh && scripts/ucx-versions.sh' \
+    > "$scratch/setup" 2>&1 &
+installing=$!
+say "building, and installing what the tests need"
 # What Python loads; the Python package's tests use it. By itself it would be built with UCX's headers
 # of its own, because other crates would have other features.
 cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
 
-status=0 lints=0 tests=0
-say() { echo "== $(date -u +%H:%M:%S) $*"; }
+[ $# -gt 0 ] || cargo test "${crates[@]}" --no-run
+wait "$installing" && installed=0 || installed=$?
+cat "$scratch/setup"
+[ "$installed" -eq 0 ] || exit "$installed"
 
-# Runs cargo test as a part, and keeps what it and cargo say. Bash has what it puts into the background ignore
-# Ctrl-C, and the tests' programs would do so as well.
-crates=(--locked --workspace --exclude cuda-cluster-comm --exclude tidy)
+status=0 lints=0 tests=0
+# Runs cargo test as a part, and keeps what it and cargo say.
 run() {
     env --default-signal=INT,QUIT cargo test "${crates[@]}" "${@:2}" \
         2> >(tee "$scratch/$1.errors" >&2) | tee "$scratch/$1.output" || : > "$scratch/tests"
@@ -47,8 +53,6 @@ aside() {
 }
 
 if [ $# -eq 0 ]; then
-    say "building the tests"
-    cargo test "${crates[@]}" --no-run
     say "running them in two parts side by side, and the lints beside both"
     export RUST_TEST_THREADS=${CUDA_CLUSTER_THREADS:-3}
     aside > "$scratch/aside" 2>&1 &
