@@ -252,9 +252,17 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
         }
     }
     let pid = pid_of(5);
-    browser.wait_for("document.querySelector('#phase').textContent === '✕ gpu5 not answering'");
+    browser.wait_for(
+        "/^✕ gpu5 not answering since \\d+:\\d\\d:\\d\\d/.test(document.querySelector('#phase').textContent)",
+    );
     browser.wait_for(&format!("/^42 of 42 ok.*; 14 are out of date/.test({answer})"));
-    browser.wait_for(&format!("{values} === 14"));
+    // Their figures stay, grey, and say so.
+    let old = "document.querySelectorAll('#matrix .cell.stale')";
+    browser.wait_for(&format!("{old}.length === 14 && {values} === 0"));
+    browser.script(&format!("{old}[0].dispatchEvent(new PointerEvent('pointerenter'))"));
+    browser.wait_for(
+        "/GB\\/s at \\d.*, out of date/.test(document.querySelector('#pair').textContent)",
+    );
     let words = "document.querySelector('#machine .worker[data-worker=gpu5]')";
     let apart = format!(
         "const [name, doing] = ['.strong', '.doing'].map((part) => {words}.querySelector(part)); \
@@ -272,7 +280,9 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
     // Without the server nothing is known to be READY.
     let pid = served.pid();
     sandbox.kill(pid);
-    browser.wait_for("document.querySelector('#phase').textContent === '✕ no connection'");
+    browser.wait_for(
+        "document.querySelector('#phase').textContent.startsWith('✕ no connection since ')",
+    );
     browser.wait_for("document.querySelector('#stop').disabled");
     browser.picture("lost-1440-light");
     down(&sandbox, "measured");
