@@ -33,6 +33,7 @@ def panel() -> dict[str, Any]:
         "launcher_entry": {
             "enabled": True,
             "title": "cuda-cluster",
+            "category": "Other",
             "icon_path": str(Path(__file__).with_name("icon.svg")),
         },
     }

@@ -35,7 +35,8 @@ fn nothing_is_found(browser: &Browser, axe: &str, what: &str) {
         let text = serde_json::to_string_pretty(violations).expect("JSON");
         assert!(violations.is_empty(), "{what}, {width}, {scheme}: {text}");
         let passes = found["passes"].as_u64().unwrap_or_default();
-        assert!(passes > 25, "{what}, {width}, {scheme}: only {passes} rules had something to say");
+        // Below an open dialog nothing can be reached, and is not looked at.
+        assert!(passes > 10, "{what}, {width}, {scheme}: only {passes} rules had something to say");
         println!("axe-core: {what}, {width}, {scheme}: nothing, of {passes} rules");
         browser.picture(&format!("axe-{}-{width}-{scheme}", what.replace(' ', "-")));
     }

@@ -405,7 +405,8 @@ fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_
     let mut prometheus = sandbox.spawn_program(prometheus);
     let asked = |path: &str| {
         let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-        let line = format!("GET /api/v1/{path} HTTP/1.1");
+        // An answer to 1.0 comes in one piece.
+        let line = format!("GET /api/v1/{path} HTTP/1.0");
         let answer = http(stream, &line, &[&format!("Host: 127.0.0.1:{port}")], "");
         serde_json::from_str::<Value>(&answer.body).ok()
     };

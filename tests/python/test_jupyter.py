@@ -82,7 +82,9 @@ def test_the_page_is_found_started_and_served_and_keeps_its_guards(server):
         assert cluster.state().workers[0].pid == before
         assert server.ask(change, "POST", Origin=server.address, X_Cuda_Cluster="page")[0] == 202
         eventually(lambda: cluster.state().workers[0].pid not in (None, before), "it is restarted")
-    assert server.ask("/cuda-cluster/", Authorization="token wrong")[0] == 403
+        # Who does not know Jupyter's token gets its login.
+        text = server.ask("/cuda-cluster/api/clusters", Authorization="token wrong")[1]
+        assert '"running"' not in text and "password" in text
 
 
 def test_what_is_told_to_jupyter_names_the_program_and_its_own_icon(monkeypatch):

@@ -78,7 +78,7 @@ export class Charts {
     if (!all.length) return box?.remove();
     if (!box) {
       const head = h("thead", {}, h("tr", {}, ["Function", "Waiting or running", "Runs", "Per second", "Each takes"].map((heading, at) => h("th", { scope: "col", class: at ? "number" : "" }, heading))));
-      box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll" }, h("table", {}, head, h("tbody", {}))));
+      box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Functions" }, h("table", {}, head, h("tbody", {}))));
       this.place.append(box);
     }
     box.querySelector("tbody").replaceChildren(...all.map(({ name, active, runs, seconds, rates }) => h("tr", {},
