@@ -96,9 +96,9 @@ fn axe_finds_nothing_on_the_page_of_a_cluster_that_is_well_broken_or_ended() {
     browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 16");
     browser.wait_for("!document.querySelector('#strips').hidden");
     nothing_is_found(&browser, &axe, "sixteen");
+    assert_eq!(browser.errors(), [""; 0]);
     served.end();
     down(&sandbox, "wide");
-    assert_eq!(browser.errors(), [""; 0]);
     sandbox.assert_only_the_causes_are_left("seen");
 }
 
