@@ -99,6 +99,12 @@ mod tests {
         }
     }
 
+    #[test]
+    fn jupyters_tile_has_the_pages_icon() {
+        let icon = Asset::find("icon.svg").expect("an icon").content;
+        assert_eq!(include_str!("../../python/cuda_cluster/icon.svg"), icon);
+    }
+
     /// uPlot 1.6.32 as npm delivers it (`dist/uPlot.iife.min.js`, `dist/uPlot.min.css`).
     #[test]
     fn the_charts_library_is_the_published_one() {

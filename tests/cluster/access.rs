@@ -1,6 +1,7 @@
 //! The page for everybody: axe-core, in the real browser, finds nothing, and what is bad is told to
 //! those who have asked for it.
 
+use std::io::Write;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -37,7 +38,9 @@ fn nothing_is_found(browser: &Browser, axe: &str, what: &str) {
         let passes = found["passes"].as_u64().unwrap_or_default();
         // Below an open dialog nothing can be reached, and is not looked at.
         assert!(passes > 10, "{what}, {width}, {scheme}: only {passes} rules had something to say");
-        println!("axe-core: {what}, {width}, {scheme}: nothing, of {passes} rules");
+        let said = format!("axe-core: {what}, {width}, {scheme}: nothing, of {passes} rules\n");
+        // Not `eprintln!`, which the test harness captures.
+        let _ = std::io::stderr().write_all(said.as_bytes());
         browser.picture(&format!("axe-{}-{width}-{scheme}", what.replace(' ', "-")));
     }
 }

@@ -105,6 +105,7 @@ async function open(name) {
   charts.clear();
   say("");
   $("name").textContent = name;
+  $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
   history.replaceState(null, "", `#${encodeURIComponent(name)}`);
   try {
