@@ -1,5 +1,5 @@
-//! What Prometheus is told of a cluster besides its supervisor's own metrics: limits of its plan, what
-//! the native engine's processes count, and the bytes that an audit has counted.
+//! What Prometheus is told of a cluster besides its supervisor's own metrics: limits of its plan,
+//! what native processes count, and the bytes that an audit has counted.
 //!
 //! *Invariant:* a scrape waits for native processes for [`PATIENCE`] at most; what is not known by
 //! then has no samples.
