@@ -123,6 +123,7 @@ if [ "${1:-}" = --tests ]; then
         fi
     done
     scripts/programs.sh --install
+    scripts/axe-core.sh
     .venv/bin/python scripts/source_tree.py
 fi
 if [ "${1:-}" = --mutants ] && ! [ -x target/tools/bin/cargo-mutants ]; then

@@ -251,6 +251,11 @@ fn a_notebook_shows_it_and_works_with_it() {
 }
 
 #[test]
+fn jupyter_finds_the_page_and_serves_it() {
+    told_by("test_jupyter.py");
+}
+
+#[test]
 fn each_row_of_the_guide_from_dask_cuda_is_true() {
     told_by("test_guide.py");
 }

@@ -218,12 +218,17 @@ impl Subject {
         Self { machine: recorded_machine(paths).filter(|_| !simulated), plan }
     }
 
+    /// What the cluster was started by, if that can be read.
+    pub(super) fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
     /// Whether the bytes between the processes are counted.
-    fn is_audited(&self) -> bool {
+    pub(super) fn is_audited(&self) -> bool {
         self.plan.as_ref().is_some_and(|plan| plan.supervision.audit)
     }
 
-    fn is_native(&self) -> bool {
+    pub(super) fn is_native(&self) -> bool {
         self.plan.as_ref().is_some_and(|plan| matches!(plan.engine, EnginePlan::Native(_)))
     }
 

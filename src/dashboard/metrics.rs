@@ -27,7 +27,7 @@ pub(super) fn merged(texts: &[String]) -> String {
     lines.fold(String::new(), |text, line| text + line + "\n")
 }
 
-const GPU: [Figure<GpuGauges>; 9] = [
+const GPU: [Figure<GpuGauges>; 10] = [
     ("gpu_memory_used_bytes", "gauge", "Device memory in use.", |gpu| Some(gpu.used_bytes? as f64)),
     ("gpu_memory_size_bytes", "gauge", "All of its memory.", |gpu| Some(gpu.total_bytes? as f64)),
     ("gpu_busy_ratio", "gauge", "Share of the time in which a kernel ran.", |gpu| {
@@ -35,6 +35,12 @@ const GPU: [Figure<GpuGauges>; 9] = [
     }),
     ("gpu_temperature_celsius", "gauge", "Its temperature.", |gpu| Some(f64::from(gpu.celsius?))),
     ("gpu_power_watts", "gauge", "Its power.", |gpu| gpu.watts),
+    (
+        "gpu_uncorrected_errors",
+        "gauge",
+        "Errors of its memory that could not be corrected, since the driver was loaded.",
+        |gpu| Some(gpu.ecc_uncorrected? as f64),
+    ),
     ("gpu_nvlink_sent_bytes_total", "counter", "Bytes sent over its NVLinks.", |gpu| {
         Some(gpu.nvlink_bytes[0]? as f64)
     }),

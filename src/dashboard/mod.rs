@@ -14,6 +14,7 @@
 //! | `watch` | the same for this program's own screen |
 //! | `measure` | what processes, GPUs and NICs do now |
 //! | `metrics` | the same and all clusters' metrics, for Prometheus |
+//! | `scrape` | for Prometheus likewise: what the plan, the audit and native processes know |
 //! | `assets` | the page's files |
 //!
 //! *Invariant:* `guard` has let in every request that is answered with anything about a cluster.
@@ -26,6 +27,7 @@ mod measure;
 mod metrics;
 mod opening;
 mod patience;
+mod scrape;
 mod server;
 mod watch;
 

@@ -36,7 +36,7 @@ use super::assets::{Asset, notice};
 use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
 use super::measure::processes_of;
-use super::{logs, measure, metrics};
+use super::{logs, measure, metrics, scrape};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
     recorded_machine, recorded_preflight,
@@ -203,6 +203,8 @@ async fn metrics() -> Response {
         });
     }
     let mut texts = asked.join_all().await.concat();
+    let ended = found.ended.iter().filter_map(|one| one.state.as_ref());
+    texts.extend(ended.map(supervise_metrics::ended));
     texts.sort();
     let devices = tokio::task::spawn_blocking(|| {
         let (gpus, nics) = measure::devices();
@@ -222,8 +224,11 @@ async fn texts_of(one: Handle) -> Vec<String> {
         Err(_) => texts.push(supervise_metrics::unanswered(one.name.as_str())),
     }
     if let Ok(state) = control.read::<ClusterState>("/v1/state").await {
-        let missing = Subject::of(&one.paths).missing(&state.workers).len();
+        let subject = Subject::of(&one.paths);
+        let missing = subject.missing(&state.workers).len();
         texts.push(metrics::lanes(&state, missing));
+        texts.push(scrape::plan_and_audit(&subject, &one.paths, state.name.as_str()));
+        texts.extend(scrape::native(&subject, &one.paths, &state).await);
     }
     texts
 }

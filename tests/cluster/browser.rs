@@ -158,6 +158,14 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({ "features": features }));
     }
 
+    /// Lets pages of an origin do what a person would be asked about.
+    pub(crate) fn permit(&self, what: &str, origin: &str) {
+        self.devtools(
+            "Browser.grantPermissions",
+            &json!({ "permissions": [what], "origin": origin }),
+        );
+    }
+
     fn devtools(&self, command: &str, parameters: &Value) -> Value {
         self.ask("POST", "/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
     }

@@ -30,7 +30,7 @@ impl Served {
         Self::of(sandbox.spawn(&["dashboard", "--no-browser"]))
     }
 
-    fn of(mut running: Running) -> Self {
+    pub(crate) fn of(mut running: Running) -> Self {
         let link = running.first_line();
         let (address, token) = link.split_once("/?token=").expect("a link with a token");
         let address = address.strip_prefix("http://").expect("a link").to_owned();
@@ -393,6 +393,8 @@ fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_
     let config = config.replace("127.0.0.1:8788", &served.address).replace("15s", "1s");
     let file = folder.path().join("prometheus.yml");
     std::fs::write(&file, config).expect("written");
+    let rules = folder.path().join("alerts.yml");
+    std::fs::write(rules, include_str!("../../configs/alerts.yml")).expect("written");
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = free.local_addr().expect("an address").port();
     drop(free);
@@ -401,13 +403,25 @@ fn prometheus_scrapes_every_cluster_and_the_dashboards_for_grafana_ask_for_what_
     prometheus.arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()));
     prometheus.arg(format!("--web.listen-address=127.0.0.1:{port}"));
     let mut prometheus = sandbox.spawn_program(prometheus);
+    let asked = |path: &str| {
+        let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        // An answer to 1.0 comes in one piece.
+        let line = format!("GET /api/v1/{path} HTTP/1.0");
+        let answer = http(stream, &line, &[&format!("Host: 127.0.0.1:{port}")], "");
+        serde_json::from_str::<Value>(&answer.body).ok()
+    };
     eventually("Prometheus has both clusters", Duration::from_secs(60), || {
-        let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
-        let line = "GET /api/v1/query?query=sum(cuda_cluster_ready) HTTP/1.1";
-        let answer = http(stream, line, &[&format!("Host: 127.0.0.1:{port}")], "");
-        let value = serde_json::from_str::<Value>(&answer.body).unwrap_or_default();
-        value["data"]["result"][0]["value"][1] == "2"
+        let answer = asked("query?query=sum(cuda_cluster_ready)");
+        answer.is_some_and(|value| value["data"]["result"][0]["value"][1] == "2")
     });
+    // A cluster that nothing is wrong with alarms nobody, which each rule was asked.
+    eventually("its rules were asked", Duration::from_secs(120), || {
+        let answer = asked("rules").unwrap_or_default();
+        let rules = answer["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
+        rules.len() > 10 && rules.iter().all(|rule| rule["health"] == "ok")
+    });
+    let alerts = asked("alerts").expect("an answer");
+    assert_eq!(alerts["data"]["alerts"].to_string(), "[]");
     prometheus.signal(Signal::SIGTERM);
     prometheus.wait();
     served.end();

@@ -2,6 +2,8 @@
 
 #![cfg(feature = "cli")]
 
+mod access;
+mod alerts;
 mod bad_days;
 mod bandwidth;
 mod browser;

@@ -226,6 +226,23 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
     browser.wait_for(&format!("/^56 of 56 ok/.test({answer})"));
     assert_eq!(browser.script(&format!("return {values}")), 0, "all pairs have a rate");
 
+    // One can see what tasks' transfers had instead, once there were any.
+    let pressed = "document.querySelector('.choice button[aria-pressed=true]')?.textContent ?? ''";
+    assert_eq!(browser.script("return document.querySelector('.choice').hidden"), true);
+    let moved = ["bench", "transpose", "measured", "--chunks", "4", "--chunk-size", "64"];
+    let moved = sandbox.run(&[&moved[..], &["--runs", "1"]].concat());
+    assert_eq!(moved.code, 0, "{moved}");
+    browser.wait_for("!document.querySelector('.choice').hidden");
+    browser.wait_for(&format!("/^measured at \\d/.test({pressed})"));
+    let figures =
+        "[...document.querySelectorAll('#matrix .value')].map((one) => one.textContent).join()";
+    let measured = browser.script(&format!("return {figures}"));
+    browser.click(".choice button[value=now]");
+    browser.wait_for(&format!("{pressed} === 'of tasks now'"));
+    assert_ne!(browser.script(&format!("return {figures}")), measured);
+    browser.click(".choice button[value=measured]");
+    browser.wait_for(&format!("{figures} === {measured}"));
+
     // The next readings of the figures show it; nothing else has to happen.
     browser.script(
         "window.readings = 0; window.told = null; \
@@ -252,9 +269,17 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
         }
     }
     let pid = pid_of(5);
-    browser.wait_for("document.querySelector('#phase').textContent === '✕ gpu5 not answering'");
+    browser.wait_for(
+        "/^✕ gpu5 not answering since \\d+:\\d\\d:\\d\\d/.test(document.querySelector('#phase').textContent)",
+    );
     browser.wait_for(&format!("/^42 of 42 ok.*; 14 are out of date/.test({answer})"));
-    browser.wait_for(&format!("{values} === 14"));
+    // Their figures stay, grey, and say so.
+    let old = "document.querySelectorAll('#matrix .cell.stale')";
+    browser.wait_for(&format!("{old}.length === 14 && {values} === 0"));
+    browser.script(&format!("{old}[0].dispatchEvent(new PointerEvent('pointerenter'))"));
+    browser.wait_for(
+        "/GB\\/s at \\d.*, out of date/.test(document.querySelector('#pair').textContent)",
+    );
     let words = "document.querySelector('#machine .worker[data-worker=gpu5]')";
     let apart = format!(
         "const [name, doing] = ['.strong', '.doing'].map((part) => {words}.querySelector(part)); \
@@ -272,7 +297,9 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
     // Without the server nothing is known to be READY.
     let pid = served.pid();
     sandbox.kill(pid);
-    browser.wait_for("document.querySelector('#phase').textContent === '✕ no connection'");
+    browser.wait_for(
+        "document.querySelector('#phase').textContent.startsWith('✕ no connection since ')",
+    );
     browser.wait_for("document.querySelector('#stop').disabled");
     browser.picture("lost-1440-light");
     down(&sandbox, "measured");

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -82,6 +83,12 @@ def test_logs_are_those_of_scheduler_and_workers(cluster):
 def test_a_notebook_shows_it_with_a_picture_of_the_machine(cluster):
     text = cluster._repr_html_()
     assert "shown" in text and "<svg" in text and "GPU0" in text
+    # It shows how the workers are now.
+    assert "3 of 3 workers READY" in text and text.count(", READY</title>") == 3
+    pid = cuda_cluster.attach("shown").state().workers[1].pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: "2 of 3 workers READY; gpu1 " in cluster._repr_html_(), "its end is shown")
+    eventually(lambda: "3 of 3 workers READY" in cluster._repr_html_(), "it is back")
 
 
 def test_it_is_found_by_its_name_and_left_alone_by_who_only_found_it(cluster):

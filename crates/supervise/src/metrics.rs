@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::UNIX_EPOCH;
 
 use super::{ClusterPhase, ClusterState, ProcessPhase, ProcessState};
-use cuda_cluster_machine::os::process::resident_bytes;
+use cuda_cluster_machine::os::process::{cpu_time, resident_bytes};
 use cuda_cluster_wire::status::DevicePool;
 
 /// A figure that each of several things may have: name, kind, help, and how it is read.
@@ -83,23 +84,51 @@ fn joined(cluster: &str, state: &ClusterState) -> Vec<(String, f64)> {
 
 const READY: &str = "Whether every wanted process is READY.";
 
+const ANSWERS: &str = "Whether its supervisor answers.";
+
+const FAILED: &str =
+    "Whether it has ended because of a failure; also told of one that has left a run directory.";
+
 /// What is told of a cluster whose supervisor does not answer.
 pub fn unanswered(cluster: &str) -> String {
     let mut families = Families::default();
-    families.family("ready", "gauge", READY, [(label("cluster", cluster), 0.0)]);
+    for (name, help) in [("ready", READY), ("supervisor_answers", ANSWERS)] {
+        families.family(name, "gauge", help, [(label("cluster", cluster), 0.0)]);
+    }
     families.into_text()
 }
 
-const CLUSTER: [Figure<ClusterState>; 2] = [
+/// What is told of a cluster that has ended, by the last that is known of it.
+pub fn ended(state: &ClusterState) -> String {
+    let mut families = Families::default();
+    families.figures(&ENDED, &[(label("cluster", state.name.as_str()), state)]);
+    families.into_text()
+}
+
+const ENDED: [Figure<ClusterState>; 2] = [
+    ("failed", "gauge", FAILED, |cluster| one_if(cluster.state == ClusterPhase::Failed)),
+    ("ended_timestamp_seconds", "gauge", "When it ended, since 1970.", |cluster| {
+        let at = humantime::parse_rfc3339_weak(cluster.ended_at.as_deref()?).ok()?;
+        Some(at.duration_since(UNIX_EPOCH).ok()?.as_secs_f64())
+    }),
+];
+
+const CLUSTER: [Figure<ClusterState>; 4] = [
     ("ready", "gauge", READY, |cluster| one_if(cluster.state == ClusterPhase::Ready)),
+    ("supervisor_answers", "gauge", ANSWERS, |_| one_if(true)),
+    ("failed", "gauge", FAILED, |cluster| one_if(cluster.state == ClusterPhase::Failed)),
     ("start_seconds", "gauge", "From the begin to the first READY.", |cluster| {
         cluster.ready_after_ms.map(seconds)
     }),
 ];
 
-const PROCESS: [Figure<ProcessState>; 13] = [
+const PROCESS: [Figure<ProcessState>; 16] = [
     ("process_ready", "gauge", "Whether the process is READY.", |process| {
         one_if(process.state == ProcessPhase::Ready)
+    }),
+    ("process_wanted", "gauge", "Whether it is to run: it is started and not ended.", |process| {
+        use ProcessPhase::{Stopped, Stopping, Waiting};
+        one_if(!matches!(process.state, Waiting | Stopping | Stopped))
     }),
     ("process_unresponsive", "gauge", "Whether it was READY and does not answer.", |process| {
         one_if(process.state == ProcessPhase::Unresponsive)
@@ -116,6 +145,18 @@ const PROCESS: [Figure<ProcessState>; 13] = [
     ("process_resident_bytes", "gauge", "Its resident memory.", |process| {
         process.pid.and_then(resident_bytes).map(|bytes| bytes as f64)
     }),
+    (
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time that its present process has used.",
+        |process| process.pid.and_then(cpu_time).map(|time| time.as_secs_f64()),
+    ),
+    (
+        "process_gpu_errors",
+        "gauge",
+        "Errors (Xid) that the driver reported for its GPU before its last end.",
+        |process| Some(process.last_exit.as_ref().map_or(0.0, |exit| exit.gpu_errors.len() as f64)),
+    ),
     ("process_missing_ports", "gauge", "Planned NIC ports that it can't use.", |process| {
         Some(process.missing_ports.len() as f64)
     }),

@@ -188,6 +188,7 @@ class LocalCUDACluster(Scaled):
         self._release: contextlib.ExitStack = contextlib.ExitStack()
         self._stuck: ClusterError | None = None
         self._unheard = 0
+        self._states: views.States | None = None
         self._process = os.getpid()
         super().__init__(
             asynchronous=asynchronous,
@@ -439,9 +440,13 @@ class LocalCUDACluster(Scaled):
         picture = self._picture()
         if not picture:
             return text
+        if self._states is None and self.run_directory is not None:
+            self._states = views.States(self.run_directory)
+        states = self._states.now() if self._states is not None else {}
+        # The widget asks for this again and again; it shows it when it has changed.
         return (
-            f"{text}<details><summary><b>{html.escape(self.name)}</b>: the machine and its workers"
-            f"</summary><div style='max-width: 100%; overflow: auto'>{picture}</div></details>"
+            f"{text}<details open><summary><b>{html.escape(self.name)}</b>: {html.escape(views.summary(states))}"
+            f"</summary><div style='max-width: 100%; overflow: auto'>{views.alive(picture, states)}</div></details>"
         )
 
     def _picture(self) -> str:

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import html
+import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -154,3 +158,63 @@ def picture(run_directory: str, machine: str | None) -> str:
         return svg[svg.index("<svg") :]
     except Exception:
         return ""  # A notebook shows the rest without it.
+
+
+#: A worker in such a picture: its fill, its edge, and what is told of it.
+_WORKER = re.compile(r'fill="[^"]*" stroke="[^"]*"><title>(?P<name>[^,<]*)(?P<rest>[^<]*)</title>')
+#: The colours of a worker by its state, as on the page; any other state is one of trouble.
+_COLOURS = {
+    "ready": ("#e6f5e4", "#1a7f37"),
+    "starting": ("#fdf0d8", "#9a5b00"),
+    "stopping": ("#fdf0d8", "#9a5b00"),
+    "waiting": ("#e9ecf2", "#6b7588"),
+    "stopped": ("#e9ecf2", "#6b7588"),
+}
+_TROUBLE = ("#fde4e4", "#c4232f")
+
+
+class States:
+    """The states of a cluster's workers, as its supervisor last wrote them."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._path = os.path.join(run_directory, "state.json")
+        self._at: tuple[int, int] | None = None
+        self._known: dict[str, str] = {}
+
+    def now(self) -> dict[str, str]:
+        """By the workers' names, in their order; the last that was known of a cluster that has ended."""
+        try:
+            at = os.stat(self._path)
+            if (at.st_mtime_ns, at.st_ino) != self._at:
+                with open(self._path, encoding="utf-8") as file:
+                    self._known = {one["name"]: one["state"] for one in json.load(file)["workers"]}
+                self._at = (at.st_mtime_ns, at.st_ino)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return self._known
+
+
+def alive(picture: str, states: Mapping[str, str]) -> str:
+    """A picture with each worker in the colour of its state."""
+
+    def worker(found: re.Match[str]) -> str:
+        state = states.get(html.unescape(found["name"]))
+        if state is None:
+            return found[0]
+        fill, edge = _COLOURS.get(state, _TROUBLE)
+        told = f"{found['name']}{found['rest']}, {html.escape(worded(state))}"
+        return f'fill="{fill}" stroke="{edge}" stroke-width="2"><title>{told}</title>'
+
+    return _WORKER.sub(worker, picture)
+
+
+def worded(state: str) -> str:
+    return {"ready": "READY", "unresponsive": "not answering"}.get(state, state)
+
+
+def summary(states: Mapping[str, str]) -> str:
+    """Such as `2 of 3 workers READY; gpu1 restarting`."""
+    wanted = {name: state for name, state in states.items() if state != "stopped"}
+    others = [f"{name} {worded(state)}" for name, state in wanted.items() if state != "ready"]
+    ready = f"{len(wanted) - len(others)} of {len(wanted)} worker{'' if len(wanted) == 1 else 's'} READY"
+    return "; ".join([ready, ", ".join(others)]) if others else ready

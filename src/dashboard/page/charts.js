@@ -1,6 +1,6 @@
 // The last minutes, by uPlot.
 
-import { bytes, clock, h, rate } from "./model.js";
+import { bytes, clock, h, isDeath, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
 const MOST_LINES = 8;
@@ -78,7 +78,7 @@ export class Charts {
     if (!all.length) return box?.remove();
     if (!box) {
       const head = h("thead", {}, h("tr", {}, ["Function", "Waiting or running", "Runs", "Per second", "Each takes"].map((heading, at) => h("th", { scope: "col", class: at ? "number" : "" }, heading))));
-      box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll" }, h("table", {}, head, h("tbody", {}))));
+      box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Functions" }, h("table", {}, head, h("tbody", {}))));
       this.place.append(box);
     }
     box.querySelector("tbody").replaceChildren(...all.map(({ name, active, runs, seconds, rates }) => h("tr", {},
@@ -107,12 +107,12 @@ export class Charts {
     const ends = (plot) => {
       const context = plot.ctx;
       context.save();
-      context.strokeStyle = colour("--bad");
       context.setLineDash([4, 4]);
       for (const record of chart.model.records) {
         const at = record.event === "exited" ? Date.parse(record.at) / 1000 : NaN;
         if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
         const x = Math.round(plot.valToPos(at, "x", true));
+        context.strokeStyle = colour(isDeath(record) ? "--bad" : "--off");
         context.beginPath();
         context.moveTo(x, plot.bbox.top);
         context.lineTo(x, plot.bbox.top + plot.bbox.height);

@@ -32,7 +32,7 @@ export class Details {
     this.list = h("dl");
     const close = h("button", { class: "quiet", "aria-label": "Close", onclick: () => this.actions.select(null) }, "✕");
     const buttons = h("div", { class: "buttons" });
-    if (process) buttons.append(h("button", { class: "live", onclick: () => this.actions.restart(name) }, "Restart"));
+    if (process) buttons.append(h("button", { class: "live danger", onclick: () => this.actions.restart(name) }, "Restart"));
     this.place.replaceChildren(h("div", { class: "head" }, this.title, buttons, close), this.list);
     const planned = model.planned(name) ?? (process ? model.about?.plan.scheduler : null);
     if (planned) {

@@ -28,6 +28,7 @@ export class Machine {
     this.overlay = h("g", { class: "overlay" });
     this.svg.append(this.overlay);
     for (const part of this.svg.querySelectorAll("[tabindex]")) {
+      part.setAttribute("aria-label", spoken(part));
       const choose = () => this.select(part.dataset.worker ?? part.dataset.device);
       part.addEventListener("click", choose);
       part.addEventListener("keydown", (event) => {
@@ -79,7 +80,7 @@ export class Machine {
     if (now.textContent && !fits(part, now)) now.textContent = "";
     const limit = model.planned(worker.name)?.memory_limit_bytes;
     gauge(part, limit ? (figures?.resident_bytes ?? 0) / limit : 0);
-    part.setAttribute("aria-label", `${worker.name}, ${word}${busy ? `, ${busy}` : ""}`);
+    part.setAttribute("aria-label", `${spoken(part)}, ${word}`);
   }
 
   gpu(model, card) {
@@ -92,7 +93,7 @@ export class Machine {
     if (figures.celsius != null) words.push(`${figures.celsius} °C`);
     now.textContent = words.join(" ");
     card.classList.toggle("hot", figures.celsius >= 85);
-    card.setAttribute("aria-label", `GPU${index}${words.length ? `, ${words.join(", ")}` : ""}`);
+    card.setAttribute("aria-label", spoken(card));
   }
 
   /** Traffic as the width of wires: 2 pixels at rest, 8 at 100 GB/s. */
@@ -167,6 +168,11 @@ export function gpuFigures(model, index) {
     pcie: told?.pcie_bytes_per_s ?? [null, null],
     rate,
   };
+}
+
+/** What a part of the picture shows, for who hears it. */
+function spoken(part) {
+  return [...part.querySelectorAll("text")].map((text) => text.textContent).filter(Boolean).join(" ");
 }
 
 /** Whether the words at the right end of a part leave its name free. */

@@ -1,6 +1,6 @@
 // The matrix of pairs as a heat map: rows send, columns receive.
 
-import { h } from "./model.js";
+import { clock, h } from "./model.js";
 
 /** The upper ends of the steps of colour, in GB/s. */
 const STEPS = [1, 3, 8, 20, 60, 200];
@@ -10,6 +10,9 @@ export class Matrix {
     this.place = place;
     this.told = told;
     this.at = null;
+    const button = (value, words) => h("button", { value, onclick: () => { this.model.chosen = value; this.update(this.model); } }, words);
+    this.choice = h("div", { class: "choice", role: "group", "aria-label": "Figures of pairs", hidden: true }, button("measured", "measured"), button("now", "of tasks now"));
+    place.before(this.choice);
   }
 
   update(model) {
@@ -17,12 +20,13 @@ export class Matrix {
     const names = model.workers.map((worker) => worker.name).join(" ");
     if (this.names !== names || this.room !== this.place.clientWidth) this.build(model, count);
     [this.names, this.room] = [names, this.place.clientWidth];
-    let unmeasured = false;
+    this.choices(model);
+    const kinds = new Set();
     for (const [key, cell] of this.cells ?? []) {
       const [a, b] = key.split(" ").map(Number);
       const pair = model.pair(a, b);
-      const kind = pair.bad ? "bad" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
-      unmeasured ||= kind === "lane";
+      const kind = pair.bad ? "bad" : pair.stale ? "stale" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
+      kinds.add(kind);
       const name = `cell ${kind}${this.at === key ? " at" : ""}`;
       if (cell.rect.getAttribute("class") !== name) cell.rect.setAttribute("class", name);
       if (cell.text) {
@@ -30,10 +34,20 @@ export class Matrix {
         if (cell.text.textContent !== words) cell.text.textContent = words;
       }
     }
-    this.legend?.classList.toggle("unmeasured", !model.measured && !model.last.tasks?.links.length);
-    this.legend?.classList.toggle("whole", !unmeasured);
+    this.legend?.classList.toggle("unmeasured", ![...kinds].some((kind) => kind.startsWith("step")));
+    for (const kind of ["lane", "stale"]) this.legend?.classList.toggle(`no-${kind}`, !kinds.has(kind));
     if (this.at) this.say(model);
     this.model = model;
+  }
+
+  /** Offers the choice of figures where there are both. */
+  choices(model) {
+    const both = Boolean(model.measured && model.last.tasks?.links.length);
+    this.choice.hidden = !both;
+    if (!both) return;
+    for (const button of this.choice.children) button.setAttribute("aria-pressed", String(button.value === model.shows));
+    const words = `measured at ${clock(model.verification.at)}`;
+    if (this.choice.firstChild.textContent !== words) this.choice.firstChild.textContent = words;
   }
 
   build(model, count) {
@@ -84,7 +98,7 @@ export class Matrix {
       this.choose(`${a} ${b}`);
     });
     const labels = STEPS.map((most, at) => (at ? `${STEPS[at - 1]}–${most}` : `< ${most}`)).concat(`> ${STEPS.at(-1)}`);
-    this.legend = h("p", { class: "legend" }, h("span", { class: "unit" }, "GB/s,"), "rows send:", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"));
+    this.legend = h("p", { class: "legend" }, h("span", { class: "unit" }, "GB/s,"), "rows send:", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"), h("span", { class: "key stale" }, "measured before one of them ended or stopped answering"));
     this.place.replaceChildren(svg, this.legend);
   }
 
@@ -101,6 +115,9 @@ export class Matrix {
     for (const row of pair.rows) {
       const latency = row.latency_us == null ? "" : `, ${row.latency_us.toFixed(1)} µs one way`;
       words.push(`${row.memory} memory ${row.gb_per_s == null ? "not measured" : `${figure(row.gb_per_s)} GB/s`}${latency}: ${row.verdict}`);
+    }
+    for (const row of pair.before) {
+      if (row.gb_per_s != null) words.push(`${row.memory} memory ${figure(row.gb_per_s)} GB/s at ${clock(model.verification.at)}, out of date`);
     }
     if (pair.seen) words.push(`${pair.seen.transfers} transfers, median ${figure(pair.seen.quartiles[1] / 1e9)} GB/s`);
     this.told(words.join("; "));

@@ -5,6 +5,19 @@ const SEEN_MS = 5000;
 /** Readings that are kept: five minutes. */
 const KEPT = 150;
 
+/** What a process's state means: tone, mark and word. */
+export const STANDINGS = {
+  ready: ["good", "●", "READY"],
+  limited: ["warn", "▲", "READY, port missing"],
+  starting: ["warn", "◐", "starting"],
+  stopping: ["warn", "◑", "stopping"],
+  restarting: ["bad", "↻", "restarting"],
+  unresponsive: ["bad", "!", "not answering"],
+  failed: ["bad", "✕", "failed"],
+  waiting: ["off", "○", "waiting"],
+  stopped: ["off", "■", "stopped"],
+};
+
 export class Model {
   constructor(name) {
     this.name = name;
@@ -22,6 +35,8 @@ export class Model {
     this.known = new Set();
     this.laneOf = new Map();
     this.lackOf = new Map();
+    /** Which figures of pairs are shown: those that were `measured`, or those of tasks `now`. */
+    this.chosen = null;
   }
 
   setLanes(lanes) {
@@ -79,18 +94,8 @@ export class Model {
       const word = process.state === "ready" ? "died, READY again" : `died, ${process.state}`;
       return { tone: "bad", mark: "✕", word, short: "died", why: death.reason };
     }
-    const missing = process.missing_ports?.length;
-    const tones = {
-      ready: missing ? ["warn", "▲", "READY, port missing"] : ["good", "●", "READY"],
-      waiting: ["off", "○", "waiting"],
-      starting: ["warn", "◐", "starting"],
-      restarting: ["bad", "↻", "restarting"],
-      unresponsive: ["bad", "!", "not answering"],
-      stopping: ["warn", "◑", "stopping"],
-      failed: ["bad", "✕", "failed"],
-      stopped: ["off", "■", "stopped"],
-    };
-    const [tone, mark, word] = tones[process.state] ?? ["warn", "?", process.state];
+    const kind = process.state === "ready" && process.missing_ports?.length ? "limited" : process.state;
+    const [tone, mark, word] = STANDINGS[kind] ?? ["warn", "?", process.state];
     return { tone, mark, word, short: word.split(",")[0], why: process.last_exit?.reason };
   }
 
@@ -104,10 +109,12 @@ export class Model {
     const key = `${a} ${b}`;
     const from = this.workers[a]?.name;
     const to = this.workers[b]?.name;
+    const measured = this.measured?.get(`${from} ${to}`) ?? [];
     const current = this.isAsMeasured(from) && this.isAsMeasured(to);
-    const rows = (current && this.measured?.get(`${from} ${to}`)) || [];
+    const rows = current ? measured : [];
     const seen = this.last.tasks?.links.find((link) => link.from === from && link.to === to);
-    const row = rows[rows.length - 1];
+    const [row, shown] = [rows.at(-1), this.shows === "measured"];
+    const rate = shown ? measured.at(-1)?.gb_per_s : seen && seen.quartiles[1] / 1e9;
     return {
       from,
       to,
@@ -115,10 +122,18 @@ export class Model {
       lacks: this.lackOf.get(key),
       rows,
       verdict: row?.verdict,
-      rate: row?.gb_per_s ?? (seen ? seen.quartiles[1] / 1e9 : null),
+      rate: rate ?? null,
+      /** What was measured before one of them ended or stopped answering. */
+      before: current ? [] : measured,
+      stale: shown && !current && rate != null,
       seen,
       bad: this.lackOf.has(key) || rows.some((row) => row.verdict !== "ok" && !row.verdict.startsWith("slow")),
     };
+  }
+
+  /** Which figures are shown: the chosen ones, or else those that there are. */
+  get shows() {
+    return this.chosen ?? (this.measured ? "measured" : "now");
   }
 
   /** Whether a process is still the one that was measured, and would do the same again. */
@@ -151,23 +166,6 @@ export class Model {
       gone ? `${gone} are out of date: a worker has ended or does not answer` : "",
       lacks,
     ].filter(Boolean).join("; ");
-  }
-
-  /** What the cluster is, in a word with its mark and colour. */
-  get headline() {
-    const { state } = this;
-    const is = (tone, word) => ({ tone, word, mark: { good: "●", warn: "◐", bad: "✕", off: "■" }[tone] });
-    if (this.end) return is("off", "ended");
-    if (this.lost) return is("bad", "no connection");
-    if (this.silent) return is("bad", "not answering");
-    if (state.state === "unresponsive") {
-      const away = this.processes.filter((process) => process.state === "unresponsive");
-      // If all answer, it is the guardian that does not.
-      const who = away.length > 1 ? `${away.length} processes` : away[0]?.name ?? "guardian";
-      return is("bad", `${who} not answering`);
-    }
-    const tone = { ready: "good", degraded: "bad", failed: "bad", recovering: "bad", stopped: "off" }[state.state] ?? "warn";
-    return is(tone, state.state === "ready" ? "READY" : state.state);
   }
 
   setVerification(verification) {

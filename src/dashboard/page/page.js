@@ -2,10 +2,15 @@
 
 import { Charts } from "./charts.js";
 import { Details } from "./details.js";
+import { headline, isBad } from "./headline.js";
+import { legend, zone } from "./legend.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
-import { Model, bytes, clock, h, isDeath, sentence, span, visible } from "./model.js";
+import { Model, bytes, clock, h, sentence, span, visible } from "./model.js";
+import { Notifier } from "./notify.js";
 import { Preflight } from "./preflight.js";
+import { Strips } from "./strips.js";
+import { Tiles } from "./tiles.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -20,13 +25,18 @@ const actions = {
   select,
   read,
   url: (path) => url(path),
-  restart: (name) => confirm(`Restart ${name}? Its tasks run again elsewhere.`, "Restart", () => post(`restart/${encodeURIComponent(name)}`)),
+  restart: (name) => confirm(`Restart ${name}? Its tasks run again elsewhere.`, "Restart", () => post(`restart/${encodeURIComponent(name)}`), { kind: "danger filled" }),
 };
 const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
 const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
 const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
 const charts = new Charts($("charts"));
+const tiles = new Tiles($("tiles"), select);
+const strips = new Strips($("strips"), select);
+const notifier = new Notifier($("notify"));
+legend($("keys"));
+$("zone").textContent = zone();
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
 const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;
@@ -95,6 +105,7 @@ async function open(name) {
   charts.clear();
   say("");
   $("name").textContent = name;
+  $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
   history.replaceState(null, "", `#${encodeURIComponent(name)}`);
   try {
@@ -115,19 +126,20 @@ function listen(mine) {
   const on = (kind, hear) => stream.addEventListener(kind, (event) => {
     if (mine !== model) return;
     hear(JSON.parse(event.data));
+    notifier.heed(mine);
     later();
   });
-  on("state", (state) => { mine.state = state; mine.silent = null; });
+  on("state", (state) => { mine.state = state; mine.silent = mine.silentAt = null; });
   on("lanes", (lanes) => mine.setLanes(lanes));
   on("figures", (figures) => mine.addFigures(figures));
   on("event", (record) => mine.addRecord(record, true));
   on("audit", (audit) => { mine.audit = audit; });
   on("verification", (verification) => mine.setVerification(verification));
-  on("silent", ({ text }) => { mine.silent = text; });
+  on("silent", ({ text }) => { [mine.silent, mine.silentAt] = [text, mine.silentAt ?? Date.now()]; });
   on("end", ({ text }) => { mine.end = text; });
   on("begin", () => open(mine.name));
   stream.onopen = () => { mine.lost = false; later(); };
-  stream.onerror = () => { mine.lost = true; later(); };
+  stream.onerror = () => { [mine.lost, mine.lostAt] = [true, mine.lost ? mine.lostAt : Date.now()]; later(); };
 }
 
 function draw() {
@@ -139,11 +151,13 @@ function draw() {
   if (state) {
     head(state);
     machine.update(model);
+    tiles.update(model, machine.selected);
     workers();
     joined(state);
     wires();
     pairs();
     charts.update(model);
+    strips.update(model);
     details.update(model);
     events();
   }
@@ -164,7 +178,7 @@ function banner() {
 function head(state) {
   const ready = model.workers.filter((worker) => worker.state === "ready").length;
   const wanted = model.workers.filter((worker) => !["stopped"].includes(worker.state)).length;
-  const { tone, mark, word } = model.headline;
+  const { tone, mark, word } = headline(model);
   set($("phase"), "className", `pill ${tone}`);
   set($("phase"), "textContent", `${mark} ${word}`);
   const up = model.end || model.lost ? null : `up ${span(Date.now() - Date.parse(state.started_at))}`;
@@ -272,8 +286,7 @@ function events() {
   if (list.dataset.key === count) return;
   list.dataset.key = count;
   const told = model.records.filter((record) => record.event !== "step").slice(-300).reverse();
-  const bad = (record) => isDeath(record) || ["failed", "not_answering", "killed", "stalled"].includes(record.event) || record.lost;
-  list.replaceChildren(...told.map((record) => h("li", { class: bad(record) ? "bad" : record.event === "ready" ? "good" : "" },
+  list.replaceChildren(...told.map((record) => h("li", { class: isBad(record) ? "bad" : record.event === "ready" ? "good" : "" },
     h("time", { datetime: record.at }, clock(record.at)), h("b", {}, record.process ?? "cluster"), h("span", {}, sentence(record)))));
 }
 

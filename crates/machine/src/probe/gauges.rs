@@ -1,11 +1,12 @@
-//! What the GPUs do now: memory, utilisation, temperature, power, and bytes on their links.
+//! What the GPUs do now: memory, utilisation, temperature, power, errors, and bytes on
+//! their links.
 //!
 //! *Invariant:* a figure that the driver does not report is `None`, never zero.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::field_id;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct GpuGauges {
     pub celsius: Option<u32>,
     /// Power in watts.
     pub watts: Option<f64>,
+    /// Errors of memory that could not be corrected, since the driver was loaded.
+    #[serde(default)]
+    pub ecc_uncorrected: Option<u64>,
     /// Bytes over all NVLinks since the driver began to count, sent and received.
     pub nvlink_bytes: [Option<u64>; 2],
     /// Bytes over PCIe likewise.
@@ -95,6 +99,9 @@ fn figures(device: &Device<'_>, counters: [Option<u64>; 4], rates: [Option<f64>;
         busy_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
         celsius: device.temperature(TemperatureSensor::Gpu).ok(),
         watts: device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1e3),
+        ecc_uncorrected: device
+            .total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+            .ok(),
         nvlink_bytes: [counters[0], counters[1]],
         pcie_bytes: [counters[2], counters[3]],
         nvlink_bytes_per_s: [sent, received],
