@@ -32,6 +32,7 @@ const ASSETS: &[Asset] = assets! {
     "matrix.js": "text/javascript; charset=utf-8",
     "model.js": "text/javascript; charset=utf-8",
     "preflight.js": "text/javascript; charset=utf-8",
+    "timeline.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "uplot.js": "text/javascript; charset=utf-8",
     "uplot.css": "text/css; charset=utf-8",

@@ -21,6 +21,7 @@
 mod assets;
 mod feed;
 mod guard;
+mod history;
 mod logs;
 mod measure;
 mod metrics;
