@@ -11,8 +11,7 @@ use super::reach;
 use crate::cluster::recorded_history;
 use crate::ids::ClusterName;
 use crate::supervise::state::time_of_day;
-use crate::text::human_bytes;
-use crate::units::Span;
+use crate::units::{HumanBytes, Span};
 use crate::wire::history::{Curve, Curves};
 
 /// Arguments of `history`.
@@ -81,7 +80,9 @@ fn rendered(curves: &Curves, names: usize) -> String {
     );
     let figures = curves.processes.first().map(|process| process.figures.keys());
     for figure in figures.into_iter().flatten() {
-        let of = |process: &Curve| process.figures[figure].highest.iter().flatten().copied().fold(0.0, f32::max);
+        let of = |process: &Curve| {
+            process.figures[figure].highest.iter().flatten().copied().fold(0.0, f32::max)
+        };
         let highest = curves.processes.iter().map(of).fold(0.0, f32::max);
         if highest <= 0.0 {
             continue;
@@ -114,7 +115,7 @@ fn marks(process: &Curve, figure: &str, highest: f32) -> String {
 fn told(figure: &str, value: f32) -> String {
     match figure.strip_suffix("_per_s").unwrap_or(figure) {
         bytes if bytes.ends_with("_bytes") => {
-            let bytes = human_bytes(value as u64);
+            let bytes = HumanBytes(value as u64).to_string();
             if figure.ends_with("_per_s") { format!("{bytes}/s") } else { bytes }
         }
         _ if figure.ends_with("_per_s") => format!("{value:.1}/s"),
@@ -145,8 +146,14 @@ mod tests {
                 (1, 4) => Some(8.0),
                 _ => Some(1.0),
             };
-            let state = |worker| State { up: if value(worker).is_some() { 100 } else { 0 }, ..State::default() };
-            let of = |worker| [value(worker), value(worker).map(|gib| gib * f64::from(1 << 30)), Some(0.0)].map(Figure::of);
+            let state = |worker| State {
+                up: if value(worker).is_some() { 100 } else { 0 },
+                ..State::default()
+            };
+            let of = |worker| {
+                [value(worker), value(worker).map(|gib| gib * f64::from(1 << 30)), Some(0.0)]
+                    .map(Figure::of)
+            };
             let states = vec![state(0), state(1)];
             let figures = [of(0), of(1)].concat();
             let span = Seen { at: 1_800_000_000_000 + step * 10_000, ms: 10_000, states, figures };

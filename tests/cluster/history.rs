@@ -70,7 +70,14 @@ fn the_history_grows_while_nobody_looks_and_survives_the_supervisors_violent_end
 
 /// A clock's hours of a cluster: each worker's memory in GiB every ten seconds, `None` while it is
 /// not there.
-fn made(sandbox: &Sandbox, name: &str, names: &[String], end: u64, hours: u64, memory: impl Fn(usize, u64) -> Option<f64>) {
+fn made(
+    sandbox: &Sandbox,
+    name: &str,
+    names: &[String],
+    end: u64,
+    hours: u64,
+    memory: impl Fn(usize, u64) -> Option<f64>,
+) {
     let figures = ["cpus", "resident_bytes", "tasks_per_s"].map(str::to_owned).to_vec();
     let mut rings = Rings::new(Shape::new(names.to_vec(), figures));
     let path = sandbox.base().join(name).join("history");
@@ -137,7 +144,8 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.look_like(1440, "light");
     browser.open(&format!("{}&cluster=night", served.link));
     // Of an ended cluster, all that is known is shown by itself.
-    browser.wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] canvas')");
+    browser
+        .wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] canvas')");
     browser.wait_for("document.querySelector('#time-title').textContent === 'Since the start'");
     browser.wait_for("document.querySelector('#past .chart[aria-label=\"Processes\"] canvas')");
     browser.picture("history-1440-light");
@@ -147,13 +155,18 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
         "[...document.querySelectorAll('#events li')].find((one) => one.textContent.includes('number 1')).click()",
     );
     browser.wait_for("document.querySelector('#events li.chosen').textContent.includes('gpu1')");
-    browser.wait_for("document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB')");
+    browser.wait_for(
+        "document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB')",
+    );
     browser.wait_for("/&at=/.test(location.hash)");
     // The arrow keys go on to the others; the newest is on top.
     browser.script("document.querySelector('#events').focus()");
     browser.press("\u{e013}");
-    browser.wait_for("document.querySelector('#events li.chosen').textContent.includes('number 2')");
-    browser.wait_for("document.querySelector('#moment').textContent.includes('Resident memory: 1.0 GiB')");
+    browser
+        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 2')");
+    browser.wait_for(
+        "document.querySelector('#moment').textContent.includes('Resident memory: 1.0 GiB')",
+    );
     browser.picture("history-chosen-1440-light");
 
     // The reverse: a moment in a curve leads to its event.
@@ -162,7 +175,8 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
         const mouse = (kind, share) => over.dispatchEvent(new MouseEvent(kind, \
             { bubbles: true, clientX: left + width * share, clientY: top + height / 2 }));";
     browser.script(&format!("{over} mouse('mousemove', 0.83); mouse('mousedown', 0.83); mouse('mouseup', 0.83); mouse('click', 0.83);"));
-    browser.wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
+    browser
+        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
 
     // A part that is dragged over is shown alone, and finer; it can be passed on as a link.
     browser.script(&format!("{over} mouse('mousemove', 0.3); mouse('mousedown', 0.3); mouse('mousemove', 0.4); mouse('mouseup', 0.4);"));
@@ -175,7 +189,8 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.open(link.as_str().expect("an address"));
     browser.wait_for("document.querySelector('#past canvas')");
     browser.wait_for(&format!("document.querySelector('#time-title').textContent === {heading}"));
-    browser.wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
+    browser
+        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
     browser.picture("history-part-1440-light");
 
     // One worker's means and peaks.
@@ -212,7 +227,9 @@ fn a_week_of_seventy_two_workers_is_a_few_megabytes_and_does_not_hold_up_the_pag
     let workers = state["workers"].as_array().expect("workers").iter();
     let names: Vec<String> =
         workers.map(|worker| worker["name"].as_str().expect("a name").to_owned()).collect();
-    made(&sandbox, "w72", &names, now(), 24, |process, step| Some(((process as u64 + step) % 50) as f64));
+    made(&sandbox, "w72", &names, now(), 24, |process, step| {
+        Some(((process as u64 + step) % 50) as f64)
+    });
     let length = fs::metadata(sandbox.base().join("w72/history")).expect("a file").len();
     assert!(length < 9 << 20, "{length} bytes");
 
@@ -230,7 +247,9 @@ fn a_week_of_seventy_two_workers_is_a_few_megabytes_and_does_not_hold_up_the_pag
         for range in ["12h", "all"] {
             browser.script("stalls.length = 0");
             browser.click(&format!("[data-range='{range}']"));
-            browser.wait_for("document.querySelector('#past .chart[aria-label=\"Processes\"] canvas')");
+            browser.wait_for(
+                "document.querySelector('#past .chart[aria-label=\"Processes\"] canvas')",
+            );
             std::thread::sleep(Duration::from_secs(1));
             worst.push(browser.script("return Math.max(0, ...stalls)").as_f64().expect("a number"));
         }

@@ -98,11 +98,7 @@ impl Drop for Control {
 }
 
 /// Starts to listen on the control socket, and reads what the processes use as long as it does.
-pub(super) fn serve(
-    paths: &Paths,
-    handle: Handle,
-    readings: Arc<Readings>,
-) -> io::Result<Control> {
+pub(super) fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<Control> {
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
     let (kept, processes) = (Arc::clone(&readings), handle.state.clone());

@@ -82,14 +82,14 @@ struct Before {
     used: Duration,
     /// Its last answer, and what it did per second until then: tasks, bytes.
     work: Option<Work>,
-    rates: Option<[f64; 2]>,
+    rates: [Option<f64>; 2],
 }
 
 impl Before {
     /// Remembers a process; its rates change when there is a new answer.
     fn update(&mut self, seen: &Seen) {
         if self.pid != seen.pid || seen.work.is_none() {
-            (self.work, self.rates) = (None, None);
+            (self.work, self.rates) = (None, [None; 2]);
         }
         if self.work != seen.work
             && let Some(work) = seen.work
@@ -99,8 +99,9 @@ impl Before {
                 let ms = work.at_ms.checked_sub(last.at_ms).filter(|ms| *ms > 0)?;
                 Some(now.checked_sub(then)? as f64 * 1000.0 / ms as f64)
             };
-            let tasks = rate(work.tasks, last.tasks);
-            self.rates = tasks.zip(rate(work.received_bytes, last.received_bytes)).map(Into::into);
+            let received = work.received_bytes;
+            let received = received.and_then(|now| rate(now, last.received_bytes.unwrap_or(0)));
+            self.rates = [rate(work.tasks, last.tasks), received];
             self.work = Some(work);
         }
         (self.pid, self.used) = (seen.pid, seen.used.unwrap_or_default());
@@ -132,8 +133,8 @@ const OF_WORKERS: [Column; 5] = [
         Some(reading.now.pool_bytes.or(of_objects)? as f64)
     }),
     ("spilled_bytes", |reading| Some(reading.now.work?.spilled_bytes? as f64)),
-    ("tasks_per_s", |reading| Some(reading.before.rates?[0])),
-    ("received_bytes_per_s", |reading| Some(reading.before.rates?[1])),
+    ("tasks_per_s", |reading| reading.before.rates[0]),
+    ("received_bytes_per_s", |reading| reading.before.rates[1]),
     ("connections", |reading| reading.now.work.map(|_| reading.now.connections as f64)),
 ];
 
@@ -152,8 +153,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn new(launch: &Launch, paths: &Paths, began: SystemTime) -> Self {
-        let more: &[Column] =
-            if launch.engine == EngineKind::Command { &[] } else { &OF_WORKERS };
+        let more: &[Column] = if launch.engine == EngineKind::Command { &[] } else { &OF_WORKERS };
         let columns = [&OF_PROGRAMS, more].concat();
         let names = launch.processes().map(|spec| spec.name.clone()).collect();
         let figures = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -294,8 +294,7 @@ mod tests {
         let began = recorder.last;
         let gone = Seen { pid: None, work: None, used: None, ..seen(0, 0) };
         let gone = Seen { state: State { phase: 5, up: 0, restarts: 3 }, ..gone };
-        let steps =
-            [seen(1000, 100), seen(1000, 100), seen(31_000, 400), gone, seen(500, 1)];
+        let steps = [seen(1000, 100), seen(1000, 100), seen(31_000, 400), gone, seen(500, 1)];
         for (step, seen) in steps.iter().enumerate() {
             recorder.add(began + TEN * (u32::try_from(step).expect("few") + 1), &[*seen]);
         }

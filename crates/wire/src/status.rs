@@ -194,8 +194,9 @@ pub struct Work {
     pub at_ms: u64,
     /// Tasks that it has run to their ends.
     pub tasks: u64,
-    /// Bytes that it has received from peers for its tasks.
-    pub received_bytes: u64,
+    /// Bytes that it has received from peers for its tasks, if it counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
     /// Bytes of its objects that are in device memory, if it knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_bytes: Option<u64>,

@@ -36,7 +36,7 @@ impl Tally {
         Work {
             at_ms: u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX),
             tasks: self.tasks,
-            received_bytes: self.received_bytes,
+            received_bytes: Some(self.received_bytes),
             device_bytes: store.device().map(|_| counters.device.bytes),
             spilled_bytes: Some(counters.disk.bytes),
         }

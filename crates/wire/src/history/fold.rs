@@ -94,7 +94,9 @@ impl Fold {
             let ran = ms * u64::from(state.up);
             self.up[at] += ran;
             let figures = at * per_process..(at + 1) * per_process;
-            for (sum, figure) in self.figures[figures.clone()].iter_mut().zip(&span.figures[figures]) {
+            for (sum, figure) in
+                self.figures[figures.clone()].iter_mut().zip(&span.figures[figures])
+            {
                 let Some((mean, highest)) = figure.known() else { continue };
                 let weight = ran.max(1) as f64;
                 sum.weight += weight;

@@ -58,16 +58,8 @@ pub const LEVELS: [Level; 3] = [
 ];
 
 /// The words for [`State::phase`], as the state of a cluster has them.
-pub const PHASES: [&str; 8] = [
-    "waiting",
-    "starting",
-    "ready",
-    "unresponsive",
-    "stopping",
-    "restarting",
-    "failed",
-    "stopped",
-];
+pub const PHASES: [&str; 8] =
+    ["waiting", "starting", "ready", "unresponsive", "stopping", "restarting", "failed", "stopped"];
 
 /// Bytes of a record before its processes.
 const HEAD: usize = 20;
@@ -271,11 +263,17 @@ impl Span {
         let mut figures = Vec::with_capacity(count * shape.figures.len());
         for process in body.chunks_exact(4 + 8 * shape.figures.len()) {
             let [phase, up, low, high] = *process.first_chunk()?;
-            states.push(State { phase, up: up.min(100), restarts: u16::from_le_bytes([low, high]) });
-            figures.extend(process[4..].as_chunks::<8>().0.iter().map(|[a, b, c, d, e, f, g, h]| {
-                let float = f32::from_le_bytes;
-                Figure { mean: float([*a, *b, *c, *d]), highest: float([*e, *f, *g, *h]) }
-            }));
+            states.push(State {
+                phase,
+                up: up.min(100),
+                restarts: u16::from_le_bytes([low, high]),
+            });
+            figures.extend(process[4..].as_chunks::<8>().0.iter().map(
+                |[a, b, c, d, e, f, g, h]| {
+                    let float = f32::from_le_bytes;
+                    Figure { mean: float([*a, *b, *c, *d]), highest: float([*e, *f, *g, *h]) }
+                },
+            ));
         }
         Some(Self { at, ms, states, figures })
     }

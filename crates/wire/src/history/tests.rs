@@ -97,7 +97,15 @@ fn no_line_is_drawn_over_a_gap_or_over_a_process_that_does_not_run() {
     let mut disk = Disk::new(shape(1, 1));
     let at = |step: u64| BEGAN + step * 10_000;
     // The machine sleeps from 3 to 20, and the process is away at 22.
-    for (step, value) in [(1, Some(1.0)), (2, Some(2.0)), (3, Some(3.0)), (20, Some(4.0)), (21, Some(5.0)), (22, None), (23, Some(6.0))] {
+    for (step, value) in [
+        (1, Some(1.0)),
+        (2, Some(2.0)),
+        (3, Some(3.0)),
+        (20, Some(4.0)),
+        (21, Some(5.0)),
+        (22, None),
+        (23, Some(6.0)),
+    ] {
         disk.add(&span(at(step), value, disk.rings.shape()));
     }
     let curves = disk.read().curves(None, None, 1000);
@@ -128,7 +136,10 @@ fn what_is_no_history_or_of_another_version_is_said() {
     assert!(told(&whole.header()[..10]).contains("it is cut"));
     assert!(told(&whole.header()[..40]).contains("its length is wrong"));
     let other = Shape { version: 7, ..whole.clone() };
-    assert_eq!(told(&other.header()), "the history has version 7, and this program reads version 1");
+    assert_eq!(
+        told(&other.header()),
+        "the history has version 7, and this program reads version 1"
+    );
     let vast = Shape { levels: vec![Level { every_ms: 1, slots: u32::MAX }], ..whole };
     assert!(told(&vast.header()).contains("too much"));
 }

@@ -146,13 +146,15 @@ impl Curves {
     fn of(shape: &Shape, bounds: Option<(u64, u64)>, spans: Vec<(u64, Option<Span>)>) -> Self {
         let count = shape.figures.len();
         let curve = |(at, name): (usize, &String)| {
-            let states = || spans.iter().map(move |(_, span)| span.as_ref().map(|it| it.states[at]));
+            let states =
+                || spans.iter().map(move |(_, span)| span.as_ref().map(|it| it.states[at]));
             let figures = shape.figures.iter().enumerate().map(|(number, figure)| {
                 let of = |span: &Option<Span>| {
                     let known = span.as_ref().map(|span| span.figures[at * count + number]);
                     known.and_then(Figure::known)
                 };
-                let (mean, highest) = spans.iter().map(|(_, span)| of(span)).map(Option::unzip).unzip();
+                let (mean, highest) =
+                    spans.iter().map(|(_, span)| of(span)).map(Option::unzip).unzip();
                 (figure.clone(), Figures { mean, highest })
             });
             Curve {
