@@ -70,11 +70,11 @@ fn rendered(curves: &Curves, names: usize) -> String {
         return "nothing is known of this time\n".to_owned();
     };
     let each = curves.ms.iter().max().map_or(0, |ms| u64::from(*ms));
-    let each = Span(Duration::from_millis(each.next_multiple_of(1000)));
+    let each = Span(Duration::from_secs((each + 500) / 1000));
     // Writing to a string can't fail.
     let _ = writeln!(
         text,
-        "{} to {}, a mark is {each} at most: the highest in it; '·': not there, ' ': not known",
+        "{} to {}, a mark is about {each}: the highest in it; '·': not there, ' ': not known",
         at(*first),
         at(*last)
     );
@@ -166,7 +166,7 @@ mod tests {
         let history = History::read(&bytes).expect("a history");
         let text = rendered(&history.curves(None, None, 8), 4);
         let expected = "\
-2027-01-15 08:00:10Z to 2027-01-15 08:01:20Z, a mark is 10s at most: the highest in it; '·': not there, ' ': not known
+2027-01-15 08:00:10Z to 2027-01-15 08:01:20Z, a mark is about 10s: the highest in it; '·': not there, ' ': not known
 cpus
   gpu0  ▂▂▂▂▂▂▂▂ 1.00
   gpu1  ▂▂▂█··▂▂ 8.00

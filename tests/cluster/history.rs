@@ -154,7 +154,7 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.script(
         "[...document.querySelectorAll('#events li')].find((one) => one.textContent.includes('number 1')).click()",
     );
-    browser.wait_for("document.querySelector('#events li.chosen').textContent.includes('gpu1')");
+    browser.wait_for("document.querySelector('#events li.chosen')?.textContent.includes('gpu1')");
     browser.wait_for(
         "document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB')",
     );
@@ -163,7 +163,7 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.script("document.querySelector('#events').focus()");
     browser.press("\u{e013}");
     browser
-        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 2')");
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 2')");
     browser.wait_for(
         "document.querySelector('#moment').textContent.includes('Resident memory: 1.0 GiB')",
     );
@@ -173,10 +173,10 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     let over = "const over = document.querySelector('#past .chart[aria-label=\"Resident memory\"] .u-over'); \
         const { left, top, width, height } = over.getBoundingClientRect(); \
         const mouse = (kind, share) => over.dispatchEvent(new MouseEvent(kind, \
-            { bubbles: true, clientX: left + width * share, clientY: top + height / 2 }));";
+            { bubbles: true, movementX: 5, clientX: left + width * share, clientY: top + height / 2 }));";
     browser.script(&format!("{over} mouse('mousemove', 0.83); mouse('mousedown', 0.83); mouse('mouseup', 0.83); mouse('click', 0.83);"));
     browser
-        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 3')");
 
     // A part that is dragged over is shown alone, and finer; it can be passed on as a link.
     browser.script(&format!("{over} mouse('mousemove', 0.3); mouse('mousedown', 0.3); mouse('mousemove', 0.4); mouse('mouseup', 0.4);"));
@@ -190,12 +190,12 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.wait_for("document.querySelector('#past canvas')");
     browser.wait_for(&format!("document.querySelector('#time-title').textContent === {heading}"));
     browser
-        .wait_for("document.querySelector('#events li.chosen').textContent.includes('number 3')");
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 3')");
     browser.picture("history-part-1440-light");
 
     // One worker's means and peaks.
     browser.script("const who = document.querySelector('#who'); who.value = 'gpu1'; who.dispatchEvent(new Event('change'))");
-    browser.wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] .u-legend').textContent.includes('peaks')");
+    browser.wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] .u-legend')?.textContent.includes('peaks')");
     browser.click("#hold");
     browser.wait_for("document.querySelector('#time-title').textContent === 'Since the start' || document.querySelector('#time-title').textContent === 'Last minutes'");
     browser.look_like(390, "dark");

@@ -14,7 +14,7 @@ const RANGES = {
 /** Time between two readings of the history, which grows as often. */
 const AGAIN_MS = 10e3;
 /** Points of a chart. */
-const POINTS = 240;
+const POINTS = 360;
 /** What is shown before and after an event that is chosen and was not shown. */
 const AROUND_MS = 5 * 60e3;
 /** Most processes whose names stand beside their lines. */
@@ -308,7 +308,7 @@ export class Timeline {
           const restarted = place && process.restarts[place] > (process.restarts[place - 1] ?? Infinity);
           context.fillStyle = colour(restarted ? "--bad" : tone[past.phases[process.phase[place]]] ?? "--off");
           const [from, to] = [at - past.ms[place], at].map((ms) => plot.valToPos(Math.min(Math.max(ms / 1000, plot.scales.x.min), plot.scales.x.max), "x", true));
-          context.fillRect(from, plot.bbox.top + (row + (1 - part) / 2) * high, Math.max(1, to - from), Math.max(1, high * part));
+          context.fillRect(Math.floor(from), plot.bbox.top + (row + (1 - part) / 2) * high, Math.max(1, Math.ceil(to) - Math.floor(from)), Math.max(1, high * part));
         });
       });
       context.restore();
