@@ -81,9 +81,9 @@ fn rendered(curves: &Curves, names: usize) -> String {
     let figures = curves.processes.first().map(|process| process.figures.keys());
     for figure in figures.into_iter().flatten() {
         let of = |process: &Curve| {
-            process.figures[figure].highest.iter().flatten().copied().fold(0.0, f32::max)
+            process.figures[figure].highest.iter().flatten().copied().fold(0.0, f64::max)
         };
-        let highest = curves.processes.iter().map(of).fold(0.0, f32::max);
+        let highest = curves.processes.iter().map(of).fold(0.0, f64::max);
         if highest <= 0.0 {
             continue;
         }
@@ -98,11 +98,11 @@ fn rendered(curves: &Curves, names: usize) -> String {
 }
 
 /// A mark for each point.
-fn marks(process: &Curve, figure: &str, highest: f32) -> String {
+fn marks(process: &Curve, figure: &str, highest: f64) -> String {
     let points = process.figures[figure].highest.iter().zip(&process.up);
-    let mark = |(value, up): (&Option<f32>, &Option<u8>)| match (value, up) {
+    let mark = |(value, up): (&Option<f64>, &Option<u8>)| match (value, up) {
         (Some(value), _) => {
-            let heights = (MARKS.len() - 1) as f32;
+            let heights = (MARKS.len() - 1) as f64;
             MARKS[((value / highest).clamp(0.0, 1.0) * heights).round() as usize]
         }
         (None, Some(0)) => '·',
@@ -112,7 +112,7 @@ fn marks(process: &Curve, figure: &str, highest: f32) -> String {
 }
 
 /// A figure's value with its unit.
-fn told(figure: &str, value: f32) -> String {
+fn told(figure: &str, value: f64) -> String {
     match figure.strip_suffix("_per_s").unwrap_or(figure) {
         bytes if bytes.ends_with("_bytes") => {
             let bytes = HumanBytes(value as u64).to_string();

@@ -295,21 +295,29 @@ export class Timeline {
   lives(times) {
     const { past } = this;
     const all = past.processes;
-    const tone = { ready: "--good", unresponsive: "--bad", failed: "--bad", starting: "--warn", restarting: "--warn", stopping: "--warn" };
+    const tones = { ready: "--good", unresponsive: "--bad", failed: "--bad", starting: "--warn", restarting: "--warn", stopping: "--warn" };
+    const looks = all.map((process) => past.at.map((_, place) => {
+      const up = process.up[place];
+      const restarted = place && process.restarts[place] > (process.restarts[place - 1] ?? Infinity);
+      // What did not run all the time is not as high.
+      return up ? `${restarted ? "--bad" : tones[past.phases[process.phase[place]]] ?? "--off"} ${up < 100 ? 0.4 : 0.8}` : "";
+    }));
     const paint = (plot, colour) => {
       const context = plot.ctx;
       const high = plot.bbox.height / all.length;
+      const { min, max } = plot.scales.x;
+      const across = (ms) => plot.valToPos(Math.min(Math.max(ms / 1000, min), max), "x", true);
       context.save();
-      all.forEach((process, row) => {
-        past.at.forEach((at, place) => {
-          if (!process.up[place]) return;
-          // What did not run all the time is not as high.
-          const part = process.up[place] < 100 ? 0.4 : 0.8;
-          const restarted = place && process.restarts[place] > (process.restarts[place - 1] ?? Infinity);
-          context.fillStyle = colour(restarted ? "--bad" : tone[past.phases[process.phase[place]]] ?? "--off");
-          const [from, to] = [at - past.ms[place], at].map((ms) => plot.valToPos(Math.min(Math.max(ms / 1000, plot.scales.x.min), plot.scales.x.max), "x", true));
-          context.fillRect(Math.floor(from), plot.bbox.top + (row + (1 - part) / 2) * high, Math.max(1, Math.ceil(to) - Math.floor(from)), Math.max(1, high * part));
-        });
+      looks.forEach((row, number) => {
+        for (let begin = 0, end; begin < row.length; begin = end) {
+          // What looks the same is one bar.
+          for (end = begin + 1; end < row.length && row[end] === row[begin]; end += 1);
+          if (!row[begin]) continue;
+          const [tone, part] = row[begin].split(" ");
+          const from = Math.floor(across(past.at[begin] - past.ms[begin]));
+          context.fillStyle = colour(tone);
+          context.fillRect(from, plot.bbox.top + (number + (1 - part) / 2) * high, Math.max(1, Math.ceil(across(past.at[end - 1])) - from), Math.max(1, high * part));
+        }
       });
       context.restore();
     };
