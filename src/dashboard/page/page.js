@@ -26,7 +26,7 @@ const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
 const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
 const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
-const timeline = new Timeline({ read, later });
+const timeline = new Timeline({ read });
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
 const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;

@@ -38,9 +38,9 @@ export function address() {
 }
 
 export class Timeline {
-  /** `read` reads a path of the cluster, `later` has the page drawn again. */
-  constructor({ read, later }) {
-    Object.assign(this, { read, later, model: null, range: "live", fixed: null, before: "live", paused: false, who: "", at: null, past: null, error: "", asked: 0 });
+  /** `read` reads a path of the cluster. */
+  constructor({ read }) {
+    Object.assign(this, { read, model: null, range: "live", fixed: null, before: "live", paused: false, who: "", at: null, past: null, error: "", asked: 0 });
     const options = { chosen: () => this.at, range: (from, to) => this.show(from, to), pick: (at) => this.nearest(at) };
     this.live = new Charts(document.getElementById("charts"), options);
     this.charts = new Charts(document.getElementById("past"), { ...options, window: () => this.window, moment: (at) => this.moment(at) });
@@ -178,7 +178,8 @@ export class Timeline {
       if (asked !== this.asked || model !== this.model) return;
       this.draw();
     }
-    this.later();
+    // Without the rest of the page, of which nothing is new.
+    if (model.state) this.update();
   }
 
   /** Draws what is new of the last minutes, and what surrounds both. */
