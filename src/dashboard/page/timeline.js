@@ -285,9 +285,10 @@ export class Timeline {
     if (one) return [["mean", one.mean], ["peaks", one.highest]];
     const of = (process) => process.figures[key]?.[which] ?? [];
     if (workers.length <= MOST_LINES) return workers.map((process) => [process.name, of(process)]);
+    const columns = workers.map(of);
     const over = (fold) => this.past.at.map((_, place) => {
-      const values = workers.map((process) => of(process)[place]).filter((value) => value != null);
-      return values.length ? values.reduce(fold) : null;
+      const both = (sum, value) => (sum === null ? value : fold(sum, value));
+      return columns.reduce((sum, column) => (column[place] == null ? sum : both(sum, column[place])), null);
     });
     return [["all workers", over((sum, value) => sum + value)], ["highest worker", over((most, value) => Math.max(most, value))]];
   }
