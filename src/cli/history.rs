@@ -98,6 +98,11 @@ fn rendered(curves: &Curves, names: usize) -> String {
 }
 
 /// A mark for each point.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is between 0 and 1"
+)]
 fn marks(process: &Curve, figure: &str, highest: f64) -> String {
     let points = process.figures[figure].highest.iter().zip(&process.up);
     let mark = |(value, up): (&Option<f64>, &Option<u8>)| match (value, up) {
@@ -112,6 +117,11 @@ fn marks(process: &Curve, figure: &str, highest: f64) -> String {
 }
 
 /// A figure's value with its unit.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "bytes are no fractions, and not less than none"
+)]
 fn told(figure: &str, value: f64) -> String {
     match figure.strip_suffix("_per_s").unwrap_or(figure) {
         bytes if bytes.ends_with("_bytes") => {

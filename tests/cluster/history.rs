@@ -239,10 +239,6 @@ fn a_week_of_seventy_two_workers_is_a_few_megabytes_and_does_not_hold_up_the_pag
     browser.wait_for("document.querySelectorAll('#machine .worker').length === 72");
     // Wall time would be that of everything on this machine. A task is at most all that is done.
     browser.count_work();
-    let median = |mut all: Vec<u128>| {
-        all.sort_unstable();
-        all[all.len() / 2]
-    };
     let took = |range: &str| {
         let before = browser.worked();
         if !range.is_empty() {
@@ -253,8 +249,10 @@ fn a_week_of_seventy_two_workers_is_a_few_megabytes_and_does_not_hold_up_the_pag
         std::thread::sleep(Duration::from_secs(1));
         (browser.worked() - before).as_millis()
     };
-    let idle = median(["", "", "", "", ""].map(took).to_vec());
-    let worked = median(["12h", "all", "1h", "12h", "all", "1h", "all"].map(took).to_vec());
+    let idle = ["", "", "", "", ""].map(took).into_iter().min().expect("some");
+    // What else the machine does makes it longer, never shorter.
+    let worked = ["12h", "all", "1h", "12h", "all", "1h", "all"].map(took);
+    let worked = worked.into_iter().min().expect("some");
     browser.picture("history-w72-1440-light");
     eprintln!("a second takes the page {idle} ms, and {worked} ms with a new range");
     assert!(worked < idle + 100, "{worked} ms, and {idle} ms without");

@@ -3,7 +3,7 @@
 //! *Invariant:* the highest of a fold is the highest of what was folded; its mean is between their
 //! means.
 
-use super::{Figure, Shape, Span, State};
+use super::{Figure, Shape, Span, State, single};
 
 /// The writer's half of a history: what is being folded, and where the next record goes.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl Fold {
         let states = states.map(|(state, up)| State { up: percent(*up), ..*state });
         let figure = |sum: &Sum| match sum.highest {
             // What rounding adds to a mean is not to be more than the highest.
-            Some(highest) => Figure { mean: ((sum.sum / sum.weight) as f32).min(highest), highest },
+            Some(highest) => Figure { mean: single(sum.sum / sum.weight).min(highest), highest },
             None => Figure::UNKNOWN,
         };
         (self.ms > 0).then(|| Span {

@@ -202,7 +202,8 @@ impl Figure {
 
     /// What was read once.
     pub fn of(value: Option<f64>) -> Self {
-        value.map_or(Self::UNKNOWN, |value| Self { mean: value as f32, highest: value as f32 })
+        let value = value.map_or(f32::NAN, single);
+        Self { mean: value, highest: value }
     }
 
     /// The mean and the highest, if they are known.
@@ -277,6 +278,12 @@ impl Span {
         }
         Some(Self { at, ms, states, figures })
     }
+}
+
+/// A figure as a record has it.
+#[allow(clippy::cast_possible_truncation, reason = "seven digits are enough for a curve")]
+fn single(value: f64) -> f32 {
+    value as f32
 }
 
 /// What a record is checked by, without the check itself.

@@ -174,7 +174,7 @@ proptest! {
             // Most are as usual; some come late.
             at += if pause < 350 { 10_000 } else { pause * 10_000 };
             disk.add(&span(at, value, disk.rings.shape()));
-            read.push((at, value.map(|value| value as f32)));
+            read.push((at, value.map(single)));
         }
         let history = disk.read();
         let (first, last) = history.bounds().expect("it is not empty");
