@@ -19,6 +19,7 @@ mod fallen;
 mod flags;
 mod gathering;
 mod heat;
+mod history;
 mod hosts;
 mod input;
 mod logs;
@@ -87,6 +88,8 @@ enum Command {
     Logs(logs::Arguments),
     /// Show the events of a cluster, also after it has ended
     Events(events::Arguments),
+    /// Show what a cluster's processes used over time, also after it has ended
+    History(history::Arguments),
     /// Show clusters in a browser: the machine, its workers and links, live
     Dashboard(dashboard::Arguments),
     /// Write what is known about a cluster into a file for an issue, without secrets
@@ -169,6 +172,7 @@ fn run(command: Command) -> Result<Exit, Failure> {
         Command::Top(arguments) => top::run(&arguments),
         Command::Logs(arguments) => logs::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
+        Command::History(arguments) => history::run(&arguments),
         Command::Dashboard(arguments) => dashboard::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Why(arguments) => why::run(&arguments),

@@ -37,6 +37,7 @@ const ASSETS: &[Asset] = assets! {
     "preflight.js": "text/javascript; charset=utf-8",
     "strips.js": "text/javascript; charset=utf-8",
     "tiles.js": "text/javascript; charset=utf-8",
+    "timeline.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "uplot.js": "text/javascript; charset=utf-8",
     "uplot.css": "text/css; charset=utf-8",

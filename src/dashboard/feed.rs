@@ -413,7 +413,7 @@ impl Feeder {
             process.peers.clear();
             // These always change, and are among the figures.
             (process.resident_bytes, process.cpu_ms, process.age_ms) = (None, None, None);
-            process.cpu_before = None;
+            (process.cpu_before, process.work) = (None, None);
         }
         self.feed.tell("state", &state);
         self.state = Some(state);

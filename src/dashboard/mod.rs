@@ -22,6 +22,7 @@
 mod assets;
 mod feed;
 mod guard;
+mod history;
 mod logs;
 mod measure;
 mod metrics;

@@ -8,6 +8,7 @@
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
+//! | `GET /api/clusters/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
 //! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
 //! | `GET /api/clusters/NAME/report` | a file to attach to an issue |
@@ -35,8 +36,9 @@ use tokio_stream::Stream;
 use super::assets::{Asset, notice};
 use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
+use super::history::Range;
 use super::measure::processes_of;
-use super::{logs, measure, metrics, scrape};
+use super::{history, logs, measure, metrics, scrape};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
     recorded_machine, recorded_preflight,
@@ -68,6 +70,7 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/about", get(about))
         .route("/live", get(live))
         .route("/events", get(events))
+        .route("/history", get(history))
         .route("/logs/{process}", get(log))
         .route("/crashes", get(crashes))
         .route("/report", get(report))
@@ -306,6 +309,10 @@ async fn events(Path(Named { name }): Path<Named>) -> Json<Vec<Value>> {
     let last = &lines[lines.len().saturating_sub(RECORDS)..];
     // The last line may be incomplete.
     Json(last.iter().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+async fn history(Path(Named { name }): Path<Named>, Query(range): Query<Range>) -> Response {
+    history::curves(name, range).await
 }
 
 async fn log(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {

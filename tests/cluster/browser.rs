@@ -170,6 +170,20 @@ impl Browser {
         self.ask("POST", "/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
     }
 
+    /// Has the page's work counted from now on, as [`Self::worked`] tells it.
+    pub(crate) fn count_work(&self) {
+        self.devtools("Performance.enable", &json!({ "timeDomain": "threadTicks" }));
+    }
+
+    /// Processor time that the page's thread has used, which does not depend on what else the machine
+    /// does.
+    pub(crate) fn worked(&self) -> Duration {
+        let told = self.devtools("Performance.getMetrics", &json!({}));
+        let metrics = told["metrics"].as_array().cloned().unwrap_or_default();
+        let task = metrics.iter().find(|metric| metric["name"] == "TaskDuration");
+        Duration::from_secs_f64(task.and_then(|task| task["value"].as_f64()).expect("counted"))
+    }
+
     /// Writes a picture of the whole page into the directory named by `CUDA_CLUSTER_SCREENSHOTS`.
     pub(crate) fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("CUDA_CLUSTER_SCREENSHOTS") else { return };

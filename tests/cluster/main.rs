@@ -16,6 +16,7 @@ mod fake_machine;
 mod first_day;
 mod gpu_check;
 mod gpus;
+mod history;
 mod inputs;
 mod kernels;
 mod liveness;

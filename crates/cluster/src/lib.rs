@@ -25,6 +25,7 @@ mod failure;
 mod find;
 mod gpus;
 mod handle;
+mod history;
 #[doc(hidden)]
 pub mod hosts;
 mod launch;
@@ -102,6 +103,8 @@ pub use cuda_cluster_model::ids::SCHEDULER;
 pub use detached::{Detached, Lifetime, OutputForm, RankInput, Report, Start};
 #[doc(hidden)]
 pub use environment::{EnvironmentError, client_environment};
+#[doc(hidden)]
+pub use history::{NoHistory, recorded_history};
 #[doc(hidden)]
 pub use launch::{Surroundings, launch};
 #[doc(hidden)]

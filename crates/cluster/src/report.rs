@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::Paths;
+use super::{Paths, recorded_history};
 use cuda_cluster_machine::os::log_file;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::preflight::Finding;
@@ -19,6 +19,7 @@ use cuda_cluster_model::text::{masked_json, masked_line};
 use cuda_cluster_model::topology::Topology;
 use cuda_cluster_supervise::ClusterState;
 use cuda_cluster_why::audit::Audit;
+use cuda_cluster_wire::history::Curves;
 
 /// The version of the JSON form.
 const VERSION: u32 = 1;
@@ -31,6 +32,9 @@ const EVENTS: usize = 2000;
 
 /// Number of last crash bundles.
 const CRASHES: usize = 8;
+
+/// Number of points of the history.
+const POINTS: usize = 240;
 
 /// What is known about a cluster. What is missing was not in its run directory.
 #[derive(Debug, Serialize)]
@@ -51,6 +55,8 @@ pub struct BugReport {
     stall: Option<Value>,
     /// Which wires the bytes between its processes took.
     audit: Option<Audit>,
+    /// What its processes used over time.
+    history: Option<Curves>,
 }
 
 impl BugReport {
@@ -77,6 +83,7 @@ impl BugReport {
             crashes: crashes(paths),
             stall: json(&paths.stall()),
             audit: recorded_audit(paths),
+            history: recorded_history(paths).ok().map(|all| all.curves(None, None, POINTS)),
         }
     }
 }

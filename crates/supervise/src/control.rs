@@ -97,11 +97,10 @@ impl Drop for Control {
     }
 }
 
-/// Starts to listen on the control socket.
-pub(super) fn serve(paths: &Paths, handle: Handle) -> io::Result<Control> {
+/// Starts to listen on the control socket, and reads what the processes use as long as it does.
+pub(super) fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<Control> {
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
-    let readings = Arc::new(Readings::default());
     let (kept, processes) = (Arc::clone(&readings), handle.state.clone());
     let shared = Shared { handle, paths: paths.clone(), readings, over: ended.clone() };
     let router = Router::new()

@@ -26,6 +26,7 @@ pub mod control;
 mod crash;
 pub mod gpu;
 mod handle;
+mod history;
 mod memory;
 pub mod metrics;
 mod readings;

@@ -1,17 +1,19 @@
-//! What processor time the processes had used a while ago, so that whoever asks once is told a rate
-//! and does not wait for it.
+//! What the processes use, read every ten seconds: so that whoever asks once is told a rate and does
+//! not wait for it, and for the history.
 //!
 //! *Invariant:* a reading is of the process that it is told of, and old enough for a rate.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
-use super::ClusterState;
+use super::history::{Recorder, Seen};
 use super::state::CpuReading;
+use super::{ClusterState, Launch};
 use cuda_cluster_machine::os::process;
+use cuda_cluster_machine::os::run_directory::Paths;
 
 /// Time between two readings: as rare as the checks of an idle cluster's memory.
 const EVERY: Duration = Duration::from_secs(10);
@@ -40,23 +42,37 @@ impl Kept {
     }
 }
 
-/// The last readings.
-#[derive(Debug, Default)]
-pub(super) struct Readings(Mutex<Kept>);
+/// The last readings, and the history of all.
+#[derive(Debug)]
+pub(super) struct Readings {
+    kept: Mutex<Kept>,
+    recorder: Mutex<Recorder>,
+}
 
 impl Readings {
-    /// Reads the processes' time now and then. Never ends.
+    pub(super) fn new(launch: &Launch, paths: &Paths, began: SystemTime) -> Self {
+        let recorder = Mutex::new(Recorder::new(launch, paths, began));
+        Self { kept: Mutex::default(), recorder }
+    }
+
+    /// Reads the processes now and then. Never ends.
     pub(super) async fn keep(&self, state: watch::Receiver<ClusterState>) {
         loop {
             tokio::time::sleep(EVERY).await;
-            let pids: Vec<u32> = processes(&state.borrow()).collect();
-            let read = pids.into_iter().filter_map(|pid| Some((pid, process::cpu_time(pid)?)));
-            self.kept().add(Instant::now(), read.collect());
+            let mut seen: Vec<Seen> = state.borrow().processes().map(Seen::of).collect();
+            let mut used = Used::new();
+            for one in &mut seen {
+                one.used = one.pid.and_then(process::cpu_time);
+                used.extend(one.pid.zip(one.used));
+            }
+            let now = Instant::now();
+            self.kept().add(now, used);
+            self.recorder.lock().unwrap_or_else(PoisonError::into_inner).add(now, &seen);
         }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds the newest reading that is old enough to each process's state.
@@ -70,10 +86,6 @@ impl Readings {
                 cpu.map(|cpu| CpuReading { cpu_ms: milliseconds(*cpu), ago_ms: milliseconds(ago) });
         }
     }
-}
-
-fn processes(state: &ClusterState) -> impl Iterator<Item = u32> {
-    state.processes().filter_map(|process| process.pid)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use cuda_cluster_model::cpuset::{CpuSet, NodeSet};
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::{Binding, EngineKind};
 use cuda_cluster_wire::process::{Containment, Exit, Observed};
-use cuda_cluster_wire::status::{DevicePool, JoinedWorker, MissingPort, PeerLanes};
+use cuda_cluster_wire::status::{DevicePool, JoinedWorker, MissingPort, PeerLanes, Work};
 
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
@@ -142,6 +142,7 @@ impl ClusterState {
             ucx: None,
             missing_ports: Vec::new(),
             device_pool: None,
+            work: None,
             log: log(&spec.name),
             timings: Timings::default(),
             notes: Vec::new(),
@@ -232,6 +233,9 @@ pub struct ProcessState {
     /// Its pool of device memory, as of its last answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_pool: Option<DevicePool>,
+    /// What it has done and what it keeps where, as of its last answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
     /// Its log file.
     pub log: PathBuf,
     /// How long each step of its last start took.

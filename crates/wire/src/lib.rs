@@ -40,6 +40,7 @@
 mod exact;
 pub mod frame;
 pub mod greeting;
+pub mod history;
 pub mod links;
 pub mod native;
 pub mod numbers;

@@ -175,6 +175,9 @@ pub struct Condition {
     /// The lanes of its connections, if they are not those that it reported last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<PeerLanes>>,
+    /// What it has done, and what it keeps where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
 }
 
 impl Condition {
@@ -182,6 +185,24 @@ impl Condition {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// What a worker has done since its start, and what it keeps now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// Milliseconds since its start, by its own clock.
+    pub at_ms: u64,
+    /// Tasks that it has run to their ends.
+    pub tasks: u64,
+    /// Bytes that it has received from peers for its tasks, if it counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received_bytes: Option<u64>,
+    /// Bytes of its objects that are in device memory, if it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_bytes: Option<u64>,
+    /// Bytes of them that are on its disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spilled_bytes: Option<u64>,
 }
 
 /// A worker's pool of device memory.

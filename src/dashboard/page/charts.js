@@ -1,17 +1,19 @@
-// The last minutes, by uPlot.
+// Charts over time, by uPlot.
 
 import { bytes, clock, h, isDeath, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
-const MOST_LINES = 8;
+export const MOST_LINES = 8;
 /** Steps of an axis of bytes: its marks are whole numbers of MiB or GiB. */
 const POWERS = Array.from({ length: 50 }, (_, at) => 2 ** at);
-/** Steps of an axis of time: whole seconds and minutes. */
-const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];
+/** Steps of an axis of time: whole seconds, minutes, hours, days. */
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
 
 export class Charts {
-  constructor(place) {
+  /** `options` say what a part that is drawn over is for (`range`), and a click (`pick`), which moment is chosen (`chosen`), from when until when to draw (`window`, in seconds) and how a time is told (`moment`). */
+  constructor(place, options = {}) {
     this.place = place;
+    this.options = { window: null, chosen: () => null, range: () => {}, pick: () => {}, moment: clock, ...options };
     this.charts = new Map();
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", () => this.clear());
@@ -26,7 +28,7 @@ export class Charts {
 
   resize() {
     for (const { plot, box } of this.charts.values()) {
-      if (box.clientWidth && Math.abs(plot.width - box.clientWidth) > 1) plot.setSize({ width: box.clientWidth, height: 150 });
+      if (box.clientWidth && Math.abs(plot.width - box.clientWidth) > 1) plot.setSize({ width: box.clientWidth, height: plot.height });
     }
   }
 
@@ -86,13 +88,13 @@ export class Charts {
       [active, runs, rates[rates.length - 1]?.toFixed(1) ?? "–", time(seconds)].map((text) => h("td", { class: "number" }, text)))));
   }
 
-  draw(title, times, series, format, model, least = 0) {
+  draw(title, times, series, format, model, least = 0, { paint, marks, height = 150 } = {}) {
     const key = series.map(([name]) => name).join(" ");
     let chart = this.charts.get(title);
     const old = chart;
     const data = [times, ...series.map(([, values]) => values)];
     if (chart?.key === key) {
-      chart.model = model;
+      Object.assign(chart, { model, paint });
       chart.plot.setData(data);
       return;
     }
@@ -103,33 +105,52 @@ export class Charts {
     old?.plot.destroy();
     if (old) old.box.replaceWith(box);
     else this.place.append(box);
-    chart = { key, box, model };
-    const ends = (plot) => {
+    chart = { key, box, model, paint };
+    const { window: shown, chosen, range, pick, moment } = this.options;
+    const line = (plot, at, stroke, dash) => {
+      if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) return;
       const context = plot.ctx;
+      const x = Math.round(plot.valToPos(at, "x", true));
       context.save();
-      context.setLineDash([4, 4]);
-      for (const record of chart.model.records) {
-        const at = record.event === "exited" ? Date.parse(record.at) / 1000 : NaN;
-        if (!(at >= plot.scales.x.min && at <= plot.scales.x.max)) continue;
-        const x = Math.round(plot.valToPos(at, "x", true));
-        context.strokeStyle = colour(isDeath(record) ? "--bad" : "--off");
-        context.beginPath();
-        context.moveTo(x, plot.bbox.top);
-        context.lineTo(x, plot.bbox.top + plot.bbox.height);
-        context.stroke();
-      }
+      context.strokeStyle = colour(stroke);
+      context.setLineDash(dash);
+      context.beginPath();
+      context.moveTo(x, plot.bbox.top);
+      context.lineTo(x, plot.bbox.top + plot.bbox.height);
+      context.stroke();
       context.restore();
     };
+    const lines = (plot) => {
+      chart.paint?.(plot, colour);
+      for (const record of chart.model.records) {
+        if (record.event === "exited") line(plot, Date.parse(record.at) / 1000, isDeath(record) ? "--bad" : "--off", [4, 4]);
+      }
+      if (chosen() !== null) line(plot, chosen() / 1000, "--accent", []);
+    };
+    let dragged = false;
+    const selected = (plot) => {
+      const { left, width } = plot.select;
+      if (width < 5) return;
+      dragged = true;
+      range(plot.posToVal(left, "x") * 1000, plot.posToVal(left + width, "x") * 1000);
+      plot.setSelect({ left: 0, width: 0 }, false);
+    };
+    const clicked = (plot) => {
+      plot.over.addEventListener("mousedown", () => { dragged = false; });
+      plot.over.addEventListener("click", () => {
+        if (!dragged && plot.cursor.left >= 0) pick(plot.posToVal(plot.cursor.left, "x") * 1000);
+      });
+    };
     chart.plot = new uPlot({
-      width: Math.max(200, box.clientWidth), height: 150,
-      cursor: { y: false, points: { size: 6 } },
-      scales: { y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
-      axes: [{ ...axis, size: 28, space: 80, incrs: SECONDS, values: (_, times) => times.map((at) => clock(at * 1000)) }, { ...axis, size: 64, incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }],
+      width: Math.max(200, box.clientWidth), height,
+      cursor: { y: false, points: { size: 6 }, drag: { x: true, setScale: false }, sync: { key: this.place.id } },
+      scales: { x: shown ? { range: () => shown() } : {}, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
+      axes: [{ ...axis, size: 28, space: 80, incrs: SECONDS, values: (_, times) => times.map((at) => moment(at * 1000)) }, { ...axis, size: 64, ...(marks ?? { incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }) }],
       series: [
-        { label: "At", value: (plot, at) => (at != null ? clock(at * 1000) : chart.model.end ? clock(plot.data[0].at(-1) * 1000) : "now") },
+        { label: "At", value: (plot, at) => (at != null ? moment(at * 1000) : shown || chart.model.end ? moment(plot.data[0].at(-1) * 1000) : "now") },
         ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (plot, value, of, at) => { const shown = at == null ? latest(plot.data[of]) : value; return shown == null ? "–" : format(shown); } })),
       ],
-      hooks: { draw: [ends] },
+      hooks: { draw: [lines], setSelect: [selected], ready: [clicked] },
     }, data, box);
     this.charts.set(title, chart);
   }

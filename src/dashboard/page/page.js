@@ -1,6 +1,5 @@
 // The page: hears of a cluster by server-sent events, shows it, and asks for changes.
 
-import { Charts } from "./charts.js";
 import { Details } from "./details.js";
 import { headline, isBad } from "./headline.js";
 import { legend, zone } from "./legend.js";
@@ -11,6 +10,7 @@ import { Notifier } from "./notify.js";
 import { Preflight } from "./preflight.js";
 import { Strips } from "./strips.js";
 import { Tiles } from "./tiles.js";
+import { Timeline, address } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -31,12 +31,12 @@ const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
 const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
 const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
-const charts = new Charts($("charts"));
 const tiles = new Tiles($("tiles"), select);
 const strips = new Strips($("strips"), select);
 const notifier = new Notifier($("notify"));
 legend($("keys"));
 $("zone").textContent = zone();
+const timeline = new Timeline({ read });
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
 const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;
@@ -102,12 +102,11 @@ async function open(name) {
   const mine = model;
   details.show(model, null);
   machine.selected = null;
-  charts.clear();
   say("");
   $("name").textContent = name;
   $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
-  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  timeline.open(model);
   try {
     mine.about = await read("about");
   } catch (error) {
@@ -156,10 +155,10 @@ function draw() {
     joined(state);
     wires();
     pairs();
-    charts.update(model);
     strips.update(model);
     details.update(model);
     events();
+    timeline.update();
   }
   buttons();
   if (model.fading) setTimeout(later, 500);
@@ -343,7 +342,7 @@ async function clusters() {
     chosen.replaceChildren(...names.map((name) => h("option", { value: name }, ended.has(name) ? `${name} (ended)` : name)));
   }
   if (!model) {
-    const asked = decodeURIComponent(location.hash.slice(1));
+    const asked = address().name;
     const first = names.includes(asked) ? asked : names[0];
     if (first) open(first);
     else say("No cluster is running. Start one: cuda-cluster up");
@@ -353,8 +352,9 @@ async function clusters() {
 
 $("clusters").addEventListener("change", (event) => open(event.target.value));
 addEventListener("hashchange", () => {
-  const asked = decodeURIComponent(location.hash.slice(1));
+  const asked = address().name;
   if (asked && asked !== model?.name) open(asked);
+  else if (asked) timeline.follow();
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("dialog").open && machine.selected) select(null); });
 addEventListener("resize", later);

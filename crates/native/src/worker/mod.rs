@@ -3,7 +3,8 @@
 //! `service` is its event loop. `runner` runs the functions of [`registry`] (`built_in`: those of
 //! the stock program) on threads, `fetch` brings their inputs from peers, `objects` keeps their
 //! outputs, and `bulk` serves objects to clients and peers over the worker's own socket, where
-//! peers also read large ones in place (`views`). `context` is the state that they share.
+//! peers also read large ones in place (`views`). `context` is the state that they share, and
+//! `tally` counts what was done.
 //!
 //! *Invariant:* the event loop never waits for UCX, and the UCX thread never waits for the event
 //! loop.
@@ -17,6 +18,7 @@ mod ports;
 pub mod registry;
 mod runner;
 mod service;
+mod tally;
 mod views;
 
 pub use service::main;

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::context::WorkerContext;
 use super::fetch::{self, Came, Fetched};
-use super::objects::{Consumer, StoreError};
+use super::objects::{Consumer, Store, StoreError};
 use super::registry::{Context, FunctionError, Input, InputKind};
 use crate::error::Error;
 use cuda_cluster_data::ucx::Buffer;
@@ -105,6 +105,11 @@ impl Runner {
         let runner =
             Self { shared, queue, events, waiting: HashMap::new(), fetching: HashMap::new() };
         Ok((runner, sender, happened))
+    }
+
+    /// The worker's objects.
+    pub(super) fn store(&self) -> &Store {
+        &self.shared.store
     }
 
     /// Carries out the scheduler's orders.

@@ -17,6 +17,7 @@ use super::objects::{self, Store};
 use super::ports::Ports;
 use super::registry::Registry;
 use super::runner::{Runner, WorkerEvent, running_here};
+use super::tally::Tally;
 use super::views::Views;
 use crate::connection;
 use crate::error::{ConversationError, Error};
@@ -35,7 +36,7 @@ use cuda_cluster_wire::frame::FRAME_LIMIT;
 use cuda_cluster_wire::greeting::Role;
 use cuda_cluster_wire::native::{FromWorker, Registration, ToWorker};
 use cuda_cluster_wire::peer::Member;
-use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
+use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes, Work};
 use cuda_cluster_wire::tasks::{Order, Report as TaskReport};
 
 /// Longest time between the scheduler's end and the signal to this process.
@@ -154,11 +155,13 @@ async fn run(
         });
     }
     let mut known_lanes = Vec::new();
-    let mut condition = |lanes: Vec<PeerLanes>| Condition {
+    let mut condition = |lanes: Vec<PeerLanes>, work: Work| Condition {
         device_pool: opened_device.as_ref().and_then(Device::pool).map(reported),
         missing_ports: ports.missing(check_port),
         peers: (lanes != known_lanes).then(|| known_lanes.clone_from(&lanes)).map(|()| lanes),
+        work: Some(work),
     };
+    let mut tally = Tally::new();
     let mut broken: HashMap<String, u64> = HashMap::new();
     let resources =
         WorkerResources { launch: &launch, planned: worker, device, plane: plane.clone() };
@@ -185,15 +188,15 @@ async fn run(
                         tracing::info!(peers = peers.len(), "ready");
                         scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
                         scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
-                        let condition = condition(peers.clone());
+                        let condition = condition(peers.clone(), tally.work(runner.store()));
                         status.ready(None, peers, ucx.take(), condition);
                     }
                     Some(Report::Grown(peers)) => {
                         scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
-                        status.answer(condition(peers));
+                        status.answer(condition(peers, tally.work(runner.store())));
                     }
                     Some(Report::Pulse { lanes }) => {
-                        status.answer(condition(lanes));
+                        status.answer(condition(lanes, tally.work(runner.store())));
                         shrink_idle_pool(opened_device.as_ref());
                     }
                     Some(Report::PeerFailed { member, cause }) => {
@@ -212,6 +215,7 @@ async fn run(
                 },
                 Some(first) = events.recv() => {
                     let reports = gather(first, &mut events, &mut runner);
+                    tally.count(&reports);
                     if !reports.is_empty() {
                         scheduler.send(&FromWorker::Work(reports)).await?;
                     }

@@ -9,6 +9,7 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Actor;
@@ -162,7 +163,7 @@ impl Actor {
         let socket = self.paths.control();
         // A socket without a listener would block the next one.
         let _ = fs::remove_file(&socket);
-        self.control = control::serve(&self.paths, self.handle.clone())
+        self.control = control::serve(&self.paths, self.handle.clone(), Arc::clone(&self.readings))
             .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
         self.save_state();
         Ok(())

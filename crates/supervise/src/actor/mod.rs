@@ -33,6 +33,7 @@ use super::gpu::GpuWatch;
 use super::handle::{
     ControlRequest, Handle, Input, Meet, Options, OutputPipe, RequestError, StartError,
 };
+use super::readings::Readings;
 use super::record::What;
 use super::state::ClusterState;
 use super::{
@@ -100,6 +101,8 @@ pub(super) struct Actor {
     /// What of the run directory could not be restored, as it was told.
     not_back: Option<String>,
     control: Control,
+    /// What the processes used, for the control API and the history.
+    readings: Arc<Readings>,
     /// Whether to keep the logs, because the cluster has failed.
     keep: bool,
     /// The signal that asks processes to end.
@@ -160,7 +163,8 @@ impl Actor {
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
         let handle = Handle { requests: request_sender, state: state_receiver, records };
-        let control = control::serve(&paths, handle.clone())
+        let readings = Arc::new(Readings::new(&launch, &paths, began));
+        let control = control::serve(&paths, handle.clone(), Arc::clone(&readings))
             .map_err(|source| StartError::Control { path: paths.control(), source })?;
         let actor = Self {
             core,
@@ -191,6 +195,7 @@ impl Actor {
             not_back: None,
             abandoned: false,
             control,
+            readings,
             keep: false,
             stop_signal: libc::SIGTERM,
             output: options.output,

@@ -181,6 +181,7 @@ impl Slot {
     pub(super) fn reports(&mut self, condition: Condition) {
         self.shown.device_pool = condition.device_pool;
         self.shown.missing_ports = condition.missing_ports;
+        self.shown.work = condition.work;
         if let Some(peers) = condition.peers {
             self.shown.peers = peers;
         }

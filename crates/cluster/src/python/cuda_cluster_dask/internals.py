@@ -8,6 +8,7 @@ it is run with.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,12 +84,14 @@ SEEN = {
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "
         "nthreads metrics needs_what task_prefix_count _network_occ",
         "distributed.spill": "SpillBuffer",
+        "distributed.spill.SpillBuffer": "spilled_total",
         "distributed.stealing.WorkStealing": "steal_time_ratio",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
         "distributed.utils": "format_dashboard_link get_ip_interface import_term",
         "distributed.versions": "get_versions",
         "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_target_fraction "
         "memory_spill_fraction",
+        "distributed.worker_state_machine.WorkerState": "executed_count",
     },
 }
 
@@ -122,6 +125,20 @@ def call_later(scheduler: Scheduler, delay: float, function: Callable[..., Any],
 def dashboard_port(scheduler: Scheduler) -> int:
     """Where the scheduler's pages are, with a dashboard or without."""
     return int(scheduler.services["dashboard"].port)
+
+
+def work_of(worker: Worker) -> Callable[[], dict[str, int]]:
+    """Says what a worker has done until now (`wire::status::Work` in Rust)."""
+    began = time.monotonic()
+
+    def work() -> dict[str, int]:
+        at_ms = int((time.monotonic() - began) * 1000)
+        done = {"at_ms": at_ms, "tasks": int(worker.state.executed_count)}
+        # Not of every storage, such as a user's own.
+        spilled = getattr(worker.data, "spilled_total", None)
+        return done if spilled is None else {**done, "spilled_bytes": int(spilled.disk)}
+
+    return work
 
 
 def connections(worker: Worker) -> dict[str, Comm]:

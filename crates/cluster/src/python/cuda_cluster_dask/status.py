@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from cuda_cluster_fork.pipe import Pipe
 
 if TYPE_CHECKING:
-    from cuda_cluster_dask.lanes import Peer, Peers
+    from collections.abc import Callable
+
+    from cuda_cluster_dask.lanes import Peers
 
 VARIABLE = "CUDA_CLUSTER_STATUS_FD"
 Then = Literal["rest", "disband", "return", "end_cluster"]
@@ -26,6 +28,7 @@ class Status(Pipe):
         super().__init__(descriptor)
         self.is_ready = False
         self._peers: Peers | None = None
+        self._work: Callable[[], dict[str, int]] | None = None
         self._answering: asyncio.Future[None] | None = None
         #: What is to be told of each worker from elsewhere.
         self._held: dict[str, dict[str, object]] = {}
@@ -47,11 +50,13 @@ class Status(Pipe):
         """At how many percent of its memory limit the process is to be killed; None for never."""
         self._tell(status="killed_at", percent=percent)
 
-    def ready(self, address: str, peers: Peers | None = None) -> None:
+    def ready(
+        self, address: str, peers: Peers | None = None, work: Callable[[], dict[str, int]] | None = None
+    ) -> None:
         """From now on the event loop that runs answers the supervisor's questions; `peers` are the
-        worker's connections (`lanes.Peers`)."""
+        worker's connections (`lanes.Peers`), and `work` says what it has done."""
         self.is_ready = True
-        self._peers = peers
+        self._peers, self._work = peers, work
         self._tell(status="ready", address=address, peers=[] if peers is None else peers.told())
         if self._descriptor is not None and stat.S_ISSOCK(os.fstat(self._descriptor).st_mode):
             asyncio.get_running_loop().add_reader(self._descriptor, self._answer, self._descriptor)
@@ -66,20 +71,25 @@ class Status(Pipe):
         if asked and self._peers is not None and self._peers.have_changed():
             self._answering = asyncio.ensure_future(self._answer_with_changes(self._peers))
         elif asked:
-            self._tell(status="alive")
+            self._alive({})
         else:
             # The supervisor is gone, and this process with it.
             asyncio.get_running_loop().remove_reader(descriptor)
 
     async def _answer_with_changes(self, peers: Peers) -> None:
-        condition: dict[str, list[Peer]] = {}
+        condition: dict[str, object] = {}
         try:
             changes = await asyncio.wait_for(peers.changes(), CHANGES_WITHIN)
             condition = {} if changes is None else {"peers": changes}
         except asyncio.TimeoutError:
             pass  # The next answer has them.
         finally:
-            self._tell(status="alive", condition=condition)
+            self._alive(condition)
+
+    def _alive(self, condition: dict[str, object]) -> None:
+        if self._work is not None:
+            condition["work"] = self._work()
+        self._tell(status="alive", condition=condition)
 
     def working(self) -> None:
         """The worker begins its first task, which may be the cause of its end."""

@@ -149,7 +149,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         obstacle = await measure.listen(worker)
         if obstacle is not None:
             status.note(obstacle)
-        status.ready(worker.address, lanes.Peers(worker, proven))
+        status.ready(worker.address, lanes.Peers(worker, proven), internals.work_of(worker))
         worker.tell_first_task = status.working
         ended = asyncio.create_task(worker.finished())
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)

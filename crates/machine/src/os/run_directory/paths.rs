@@ -28,6 +28,7 @@ const AUDIT: &str = "audit.json";
 const AUDIT_LOGS: &str = "audit";
 const SECRET: &str = "secret";
 const EVENTS: &str = "events.jsonl";
+const HISTORY: &str = "history";
 const LOGS: &str = "logs";
 const CRASHES: &str = "crashes";
 const CGROUP: &str = "cgroup";
@@ -153,6 +154,11 @@ impl Paths {
     /// The events, one JSON object per line.
     pub fn events(&self) -> PathBuf {
         self.root.join(EVENTS)
+    }
+
+    /// What its processes used over time: `wire::history`.
+    pub fn history(&self) -> PathBuf {
+        self.root.join(HISTORY)
     }
 
     /// The directory of logs.

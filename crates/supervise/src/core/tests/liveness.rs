@@ -1,7 +1,7 @@
 //! Tests of processes that do not answer.
 
 use super::*;
-use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
+use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes, Work};
 
 /// Three processes that are asked every second, and must answer within one.
 fn asked() -> World {
@@ -153,11 +153,13 @@ fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
         device_pool: Some(DevicePool { slabs: 3, ..DevicePool::default() }),
         missing_ports: vec![port.clone()],
         peers: Some(lanes.clone()),
+        work: Some(Work { tasks: 7, ..Work::default() }),
     };
     let key = world.key(0);
     world.tell(Event::Said { key, status: Status::Alive { condition } });
     let shown = world.core.state().workers[0].clone();
     assert_eq!(shown.device_pool.map(|pool| pool.slabs), Some(3));
+    assert_eq!(shown.work.map(|work| work.tasks), Some(7));
     assert_eq!((shown.missing_ports, shown.peers.clone()), (vec![port], lanes));
     world.tell(Event::Said { key, status: Status::Alive { condition: Condition::default() } });
     let shown = world.core.state().workers[0].clone();
@@ -166,6 +168,7 @@ fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
     world.die(0, Exit::by_signal(11));
     let shown = world.worker(0);
     assert_eq!((shown.device_pool, shown.peers.len()), (None, 0), "it is gone");
+    assert_eq!(shown.work, None);
 }
 
 #[test]

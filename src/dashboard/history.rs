@@ -1,0 +1,45 @@
+//! What a page is told of a cluster's history.
+//!
+//! *Invariant:* the file is read beside the event loop, and an answer has a limited size.
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::cluster::{NoHistory, Paths, recorded_history};
+use crate::ids::ClusterName;
+use crate::text::in_full;
+
+/// Points of an answer, if the page does not say how many it can show.
+const POINTS: usize = 240;
+
+/// The part of the history that a page shows.
+#[derive(Debug, Deserialize)]
+pub(super) struct Range {
+    /// Milliseconds since 1970; without them, all.
+    since: Option<u64>,
+    until: Option<u64>,
+    /// So many milliseconds before its end, by whatever clock.
+    last: Option<u64>,
+    points: Option<usize>,
+}
+
+/// A cluster's history as curves; 404 as long as there is none.
+pub(super) async fn curves(name: ClusterName, range: Range) -> Response {
+    let Range { since, until, last, points } = range;
+    let read = move || {
+        let history = recorded_history(&Paths::of(&name))?;
+        let end = history.bounds().map(|(_, end)| end);
+        let since = since.or_else(|| Some(end?.saturating_sub(last?)));
+        Ok(history.curves(since, until, points.unwrap_or(POINTS)))
+    };
+    let (status, error) = match tokio::task::spawn_blocking(read).await {
+        Ok(Ok(curves)) => return Json(curves).into_response(),
+        Ok(Err(error @ NoHistory::Missing)) => (StatusCode::NOT_FOUND, error.to_string()),
+        Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, in_full(&error)),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    };
+    (status, Json(json!({ "error": error }))).into_response()
+}

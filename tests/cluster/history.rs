@@ -1,0 +1,261 @@
+//! What is known of hours in which nobody looked.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, SystemTime};
+
+use cuda_cluster::wire::history::{Figure, History, Rings, Shape, Span, State};
+use serde_json::{Value, json};
+
+use super::browser::Browser;
+use super::dashboard::{EIGHT, Served};
+use super::sandbox::{Sandbox, eventually};
+
+const HOUR: u64 = 3_600_000;
+
+/// A cluster that has ended without a word, and of which files are left.
+fn ended(sandbox: &Sandbox, name: &str, workers: &str) {
+    let up = ["--n-workers", workers, "--name", name, "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &up].concat());
+    assert_eq!(up.code, 0, "{up}");
+    sandbox.kill(sandbox.state(name)["supervisor_pid"].as_u64().expect("a pid"));
+    eventually("its end", Duration::from_secs(60), || sandbox.pids().is_empty());
+    assert!(sandbox.try_state(name).is_none());
+}
+
+fn history(sandbox: &Sandbox, name: &str) -> Option<History> {
+    let bytes = fs::read(sandbox.base().join(name).join("history")).ok()?;
+    Some(History::read(&bytes).expect("a history"))
+}
+
+#[test]
+fn the_history_grows_while_nobody_looks_and_survives_the_supervisors_violent_end() {
+    let sandbox = Sandbox::new();
+    let up = ["--n-workers", "2", "--name", "alone", "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &up].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let pid = sandbox.state("alone")["workers"][1]["pid"].as_u64().expect("a pid");
+    eventually("a history", Duration::from_secs(60), || history(&sandbox, "alone").is_some());
+    let before = sandbox.pids().len();
+    sandbox.kill(pid);
+    let restarted = |history: &History| {
+        let curves = history.curves(None, None, 100);
+        curves.processes[2].restarts.last() == Some(&Some(1)) && curves.at.len() > 2
+    };
+    eventually("a restart in it", Duration::from_secs(90), || {
+        history(&sandbox, "alone").as_ref().is_some_and(restarted)
+    });
+    assert_eq!(sandbox.pids().len(), before, "nobody else was needed");
+    let mode = fs::metadata(sandbox.base().join("alone/history")).expect("a file").permissions();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
+
+    sandbox.kill(sandbox.state("alone")["supervisor_pid"].as_u64().expect("a pid"));
+    eventually("its end", Duration::from_secs(60), || sandbox.pids().is_empty());
+    let curves = history(&sandbox, "alone").expect("it is left").curves(None, None, 100);
+    let names: Vec<&str> = curves.processes.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["scheduler", "gpu0", "gpu1"]);
+    assert_eq!(curves.phases[usize::from(curves.processes[1].phase[0].expect("known"))], "ready");
+    let figures = &curves.processes[1].figures;
+    for known in ["cpus", "resident_bytes", "device_bytes", "spilled_bytes", "connections"] {
+        assert!(figures[known].mean.iter().flatten().next().is_some(), "{known}: {figures:?}");
+    }
+    let said = sandbox.run(&["history", "alone"]);
+    assert_eq!(said.code, 0, "{said}");
+    assert!(said.stdout.contains("resident_bytes") && said.stdout.contains("gpu1"), "{said}");
+    let report = sandbox.run(&["report", "alone", "-f", "-"]);
+    assert_eq!(report.code, 0, "{report}");
+    let report: Value = serde_json::from_str(&report.stdout).expect("JSON");
+    assert_eq!(report["history"]["processes"][2]["name"], "gpu1");
+}
+
+/// A clock's hours of a cluster: each worker's memory in GiB every ten seconds, `None` while it is
+/// not there.
+fn made(
+    sandbox: &Sandbox,
+    name: &str,
+    names: &[String],
+    end: u64,
+    hours: u64,
+    memory: impl Fn(usize, u64) -> Option<f64>,
+) {
+    let figures = ["cpus", "resident_bytes", "tasks_per_s"].map(str::to_owned).to_vec();
+    let mut rings = Rings::new(Shape::new(names.to_vec(), figures));
+    let path = sandbox.base().join(name).join("history");
+    let file = fs::File::create(path).expect("a file");
+    file.write_all_at(&rings.shape().header(), 0).expect("written");
+    let mut restarts = vec![0; names.len()];
+    let mut was_up = vec![true; names.len()];
+    for step in 1..=hours * 360 {
+        let at = end - hours * HOUR + step * 10_000;
+        let mut span = Span { at, ms: 10_000, states: Vec::new(), figures: Vec::new() };
+        for worker in 0..names.len() {
+            let used = memory(worker, step);
+            restarts[worker] += u16::from(used.is_some() && !was_up[worker]);
+            was_up[worker] = used.is_some();
+            let (phase, up) = if used.is_some() { (2, 100) } else { (5, 0) };
+            span.states.push(State { phase, up, restarts: restarts[worker] });
+            let bytes = used.map(|gib| gib * f64::from(1 << 30));
+            span.figures.extend([used.map(|_| 0.5), bytes, used.map(|_| 3.0)].map(Figure::of));
+        }
+        for (place, record) in rings.add(&span) {
+            file.write_all_at(&record, place).expect("written");
+        }
+    }
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    u64::try_from(now.as_millis()).expect("a number")
+}
+
+#[test]
+fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    ended(&sandbox, "night", "4");
+    // gpu1 fills its memory for ten minutes until it is killed, and gpu2 and gpu3 die later. Each
+    // is away for a minute.
+    let end = now();
+    let deaths = [(1, 120), (2, 200), (3, 300)];
+    let names: Vec<String> =
+        ["scheduler", "gpu0", "gpu1", "gpu2", "gpu3"].map(str::to_owned).to_vec();
+    made(&sandbox, "night", &names, end, 1, |process, step| {
+        let died = deaths.iter().find(|(worker, _)| worker + 1 == process).map(|(_, at)| *at);
+        match died {
+            Some(at) if (at..at + 6).contains(&step) => None,
+            Some(120) if (60..120).contains(&step) => Some(1.0 + (step - 60) as f64),
+            _ => Some(1.0),
+        }
+    });
+    let events = sandbox.base().join("night/events.jsonl");
+    let mut text = fs::read_to_string(&events).expect("events");
+    for (worker, step) in deaths {
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(end - HOUR + step * 10_000 - 3000);
+        let record = json!({
+            "at": humantime::format_rfc3339_millis(at).to_string(), "process": format!("gpu{worker}"),
+            "event": "exited", "pid": 4711, "signal": 9, "exit": { "signal": 9 },
+            "reason": format!("killed by the kernel, number {worker}"), "bundle": null,
+        });
+        text.push_str(&format!("{record}\n"));
+    }
+    fs::write(&events, text).expect("written");
+
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&format!("{}&cluster=night", served.link));
+    // Of an ended cluster, all that is known is shown by itself.
+    browser
+        .wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] canvas')");
+    browser.wait_for("document.querySelector('#time-title').textContent === 'Since the start'");
+    browser.wait_for("document.querySelector('#past .chart[aria-label=\"Processes\"] canvas')");
+    browser.picture("history-1440-light");
+
+    // The cause: the first death is chosen by its event, and its worker's memory is told.
+    browser.script(
+        "[...document.querySelectorAll('#events li')].find((one) => one.textContent.includes('number 1')).click()",
+    );
+    browser.wait_for("document.querySelector('#events li.chosen')?.textContent.includes('gpu1')");
+    browser.wait_for(
+        "document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB')",
+    );
+    browser.wait_for("/&at=/.test(location.hash)");
+    // The arrow keys go on to the others; the newest is on top.
+    browser.script("document.querySelector('#events').focus()");
+    browser.press("\u{e013}");
+    browser
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 2')");
+    browser.wait_for(
+        "document.querySelector('#moment').textContent.includes('Resident memory: 1.0 GiB')",
+    );
+    browser.picture("history-chosen-1440-light");
+
+    // The reverse: a moment in a curve leads to its event.
+    let over = "const over = document.querySelector('#past .chart[aria-label=\"Resident memory\"] .u-over'); \
+        const { left, top, width, height } = over.getBoundingClientRect(); \
+        const mouse = (kind, share) => over.dispatchEvent(new MouseEvent(kind, \
+            { bubbles: true, movementX: 5, clientX: left + width * share, clientY: top + height / 2 }));";
+    browser.script(&format!("{over} mouse('mousemove', 0.83); mouse('mousedown', 0.83); mouse('mouseup', 0.83); mouse('click', 0.83);"));
+    browser
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 3')");
+
+    // A part that is dragged over is shown alone, and finer; it can be passed on as a link.
+    browser.script(&format!("{over} mouse('mousemove', 0.3); mouse('mousedown', 0.3); mouse('mousemove', 0.4); mouse('mouseup', 0.4);"));
+    browser.wait_for("/since=\\d+&until=\\d+/.test(location.hash)");
+    browser.wait_for("document.querySelector('#hold').textContent === 'Go on'");
+    browser.wait_for("document.querySelector('#time-since').textContent.includes('every 10 s')");
+    let link = browser.script("return location.href");
+    let heading = browser.script("return document.querySelector('#time-title').textContent");
+    browser.open("about:blank");
+    browser.open(link.as_str().expect("an address"));
+    browser.wait_for("document.querySelector('#past canvas')");
+    browser.wait_for(&format!("document.querySelector('#time-title').textContent === {heading}"));
+    browser
+        .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 3')");
+    browser.picture("history-part-1440-light");
+
+    // One worker's means and peaks.
+    browser.script("const who = document.querySelector('#who'); who.value = 'gpu1'; who.dispatchEvent(new Event('change'))");
+    browser.wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] .u-legend')?.textContent.includes('peaks')");
+    browser.click("#hold");
+    browser.wait_for("document.querySelector('#time-title').textContent === 'Since the start' || document.querySelector('#time-title').textContent === 'Last minutes'");
+    browser.look_like(390, "dark");
+    browser.click("[data-range='1h']");
+    browser.wait_for("document.querySelector('#time-title').textContent === 'Last hour'");
+    browser.picture("history-390-dark");
+    let wider = browser.script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
+    );
+    assert_eq!(wider, 0);
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+}
+
+#[test]
+fn a_week_of_seventy_two_workers_is_a_few_megabytes_and_does_not_hold_up_the_page() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    let many = ["run", "--topology", "dgx-h100", "--simulate", "--workers-per-gpu", "9"];
+    let many = sandbox.spawn(&[&many[..], &["--name", "w72", "--", "sleep", "1000"]].concat());
+    eventually("72 workers", Duration::from_secs(120), || {
+        sandbox.try_state("w72").is_some_and(|state| state["state"] == "ready")
+    });
+    let state = sandbox.state("w72");
+    // Its supervisor would write into the same file.
+    sandbox.kill(state["supervisor_pid"].as_u64().expect("a pid"));
+    eventually("its end", Duration::from_secs(60), || sandbox.pids().is_empty());
+    many.wait();
+    let workers = state["workers"].as_array().expect("workers").iter();
+    let names: Vec<String> =
+        workers.map(|worker| worker["name"].as_str().expect("a name").to_owned()).collect();
+    made(&sandbox, "w72", &names, now(), 24, |process, step| {
+        Some(((process as u64 + step) % 50) as f64)
+    });
+    let length = fs::metadata(sandbox.base().join("w72/history")).expect("a file").len();
+    assert!(length < 9 << 20, "{length} bytes");
+
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&format!("{}&cluster=w72", served.link));
+    browser.wait_for("document.querySelectorAll('#machine .worker').length === 72");
+    // Wall time would be that of everything on this machine. A task is at most all that is done.
+    browser.count_work();
+    let took = |range: &str| {
+        let before = browser.worked();
+        if !range.is_empty() {
+            let button = format!("document.querySelector('[data-range=\"{range}\"]')");
+            browser.script(&format!("{button}.click()"));
+            browser.wait_for(&format!("{button}.getAttribute('aria-pressed') === 'true'"));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        (browser.worked() - before).as_millis()
+    };
+    let idle = ["", "", "", "", ""].map(took).into_iter().min().expect("some");
+    // What else the machine does makes it longer, never shorter.
+    let worked = ["12h", "all", "1h", "12h", "all", "1h", "all"].map(took);
+    let worked = worked.into_iter().min().expect("some");
+    browser.picture("history-w72-1440-light");
+    eprintln!("a second takes the page {idle} ms, and {worked} ms with a new range");
+    assert!(worked < idle + 100, "{worked} ms, and {idle} ms without");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
+}
