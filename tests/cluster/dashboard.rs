@@ -30,7 +30,7 @@ impl Served {
         Self::of(sandbox.spawn(&["dashboard", "--no-browser"]))
     }
 
-    fn of(mut running: Running) -> Self {
+    pub(crate) fn of(mut running: Running) -> Self {
         let link = running.first_line();
         let (address, token) = link.split_once("/?token=").expect("a link with a token");
         let address = address.strip_prefix("http://").expect("a link").to_owned();
@@ -38,7 +38,7 @@ impl Served {
     }
 
     /// Sends a request with these headers besides the right host.
-    fn ask(&self, line: &str, headers: &[&str]) -> Answer {
+    pub(crate) fn ask(&self, line: &str, headers: &[&str]) -> Answer {
         let host = format!("Host: {}", self.address);
         self.ask_host(line, &[&[host.as_str()], headers].concat())
     }
@@ -48,7 +48,7 @@ impl Served {
         http(stream, &format!("{line} HTTP/1.1"), headers, "")
     }
 
-    fn cookie(&self) -> String {
+    pub(crate) fn cookie(&self) -> String {
         let port = self.address.rsplit_once(':').expect("a port").1;
         format!("Cookie: other=1; cuda-cluster-{port}={}", self.token)
     }

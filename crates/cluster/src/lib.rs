@@ -28,6 +28,7 @@ mod handle;
 #[doc(hidden)]
 pub mod hosts;
 mod launch;
+mod logs;
 #[doc(hidden)]
 pub mod measure;
 #[cfg(feature = "native")]
@@ -59,6 +60,8 @@ pub use failure::LaunchFailure;
 pub use find::{Clusters, FindError, clusters, find};
 pub use handle::{Events, Handle};
 pub use launch::LaunchError;
+#[doc(hidden)]
+pub use logs::logged;
 pub use measure::{MeasureError, Verification};
 pub use paths::PathError;
 pub use prepare::PrepareError;

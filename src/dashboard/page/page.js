@@ -1,10 +1,13 @@
 // The page: hears of a cluster by server-sent events, shows it, and asks for changes.
 
+import { read as readAddress, write as address } from "./address.js";
 import { Charts } from "./charts.js";
 import { Details } from "./details.js";
+import { LogView } from "./log_view.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
 import { Model, bytes, clock, h, isDeath, sentence, span, visible } from "./model.js";
+import { Overview } from "./overview.js";
 import { Preflight } from "./preflight.js";
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +18,8 @@ let stream = null;
 let due = false;
 /** What had the focus before details were shown. */
 let opener = null;
+/** What the address asks to select, until it is known. */
+let wanted = null;
 
 const actions = {
   select,
@@ -27,6 +32,8 @@ const details = new Details($("details"), actions);
 const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
 const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
 const charts = new Charts($("charts"));
+const logs = new LogView($("logs"), actions);
+const overview = new Overview($("overview"), say);
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
 const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;
@@ -64,6 +71,7 @@ function confirm(text, word, then, { field, kind = "primary" } = {}) {
 }
 
 function select(name) {
+  history.replaceState(null, "", address({ cluster: model.name, worker: name }));
   if (name && !$("details").contains(document.activeElement)) opener = document.activeElement;
   machine.selected = name;
   details.show(model, name);
@@ -86,9 +94,14 @@ function later() {
   });
 }
 
-async function open(name) {
+async function open(name, { worker, line } = {}) {
   stream?.close();
   model = new Model(name);
+  wanted = worker;
+  overview.hide();
+  document.body.classList.remove("all");
+  $("clusters").hidden = $("clusters").options.length < 2;
+  $("clusters").value = name;
   const mine = model;
   details.show(model, null);
   machine.selected = null;
@@ -96,7 +109,8 @@ async function open(name) {
   say("");
   $("name").textContent = name;
   document.title = `${name} – cuda-cluster`;
-  history.replaceState(null, "", `#${encodeURIComponent(name)}`);
+  history.replaceState(null, "", address({ cluster: name, worker, line }));
+  logs.open(name, line);
   try {
     mine.about = await read("about");
   } catch (error) {
@@ -138,6 +152,11 @@ function draw() {
   banner();
   if (state) {
     head(state);
+    if (wanted) {
+      const name = wanted;
+      wanted = null;
+      select(name);
+    }
     machine.update(model);
     workers();
     joined(state);
@@ -323,25 +342,45 @@ async function clusters() {
   const names = [...found.running, ...found.ended].map((one) => one.name);
   const chosen = $("clusters");
   set($("footer"), "textContent", `cuda-cluster ${found.version}`);
-  chosen.hidden = names.length < 2;
+  chosen.hidden = names.length < 2 || overview.shown;
   if (chosen.dataset.key !== names.join(" ")) {
     chosen.dataset.key = names.join(" ");
     const ended = new Set(found.ended.map((one) => one.name));
     chosen.replaceChildren(...names.map((name) => h("option", { value: name }, ended.has(name) ? `${name} (ended)` : name)));
   }
-  if (!model) {
-    const asked = decodeURIComponent(location.hash.slice(1));
-    const first = names.includes(asked) ? asked : names[0];
-    if (first) open(first);
-    else say("No cluster is running. Start one: cuda-cluster up");
+  if (!model && !(overview.shown && asked().all)) {
+    const first = names.includes(asked().cluster) ? asked().cluster : names.length === 1 && !asked().all ? names[0] : null;
+    if (first) open(first, asked());
+    else if (!overview.shown) all();
   }
   if (model) chosen.value = model.name;
 }
 
+const asked = () => readAddress(location.hash);
+
+/** Shows all clusters, and none of them in full. */
+function all() {
+  stream?.close();
+  [model, stream, wanted, machine.selected] = [null, null, null, null];
+  details.show(null, null);
+  logs.open(null);
+  say("");
+  document.body.classList.remove("ended", "lost");
+  document.body.classList.add("all");
+  set($("name"), "textContent", "All clusters");
+  set($("summary"), "textContent", "");
+  $("clusters").hidden = true;
+  document.title = "All clusters – cuda-cluster";
+  overview.show();
+}
+
 $("clusters").addEventListener("change", (event) => open(event.target.value));
 addEventListener("hashchange", () => {
-  const asked = decodeURIComponent(location.hash.slice(1));
-  if (asked && asked !== model?.name) open(asked);
+  const { cluster, worker, line, all: everything } = asked();
+  if (everything) all();
+  else if (cluster && cluster !== model?.name) open(cluster, { worker, line });
+  else if (line) logs.goTo(line);
+  else if (worker && worker !== machine.selected) select(worker);
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("dialog").open && machine.selected) select(null); });
 addEventListener("resize", later);
