@@ -186,9 +186,7 @@ impl Claims {
             let worker = Worker { cluster: cluster.clone(), worker: planned.name.clone() };
             let runs = state.workers.iter().any(|one| one.name == planned.name && one.pid.is_some());
             for port in planned.nics.iter().filter(|_| runs) {
-                let nic = port.to_string();
-                let nic = nic.split(':').next().unwrap_or_default().to_owned();
-                let users = self.nics.entry(nic).or_default();
+                let users = self.nics.entry(port.nic.clone()).or_default();
                 if !users.contains(&worker) {
                     users.push(worker.clone());
                 }

@@ -97,7 +97,10 @@ export class LogView {
     this.link = line ?? null;
     this.skipped = skipped;
     this.pressedIs(!line);
+    const era = this.era;
     const told = await this.ask(line ? { line } : {});
+    // Asked again at the next tick, unless something else is.
+    if (!told && era === this.era) this.begun = false;
     if (!told) return;
     this.processes = told.processes;
     this.pick();
@@ -215,7 +218,7 @@ export class LogView {
     const cut = more ? h("button", { class: "link more", onclick: () => this.whole(line, words, cut) }, `… ${more.toLocaleString()} more bytes`) : null;
     return h("div", { class: `line ${level ?? ""}`, "data-line": line, "data-process": process, "data-part": part, "data-offset": offset },
       h("a", { class: "at", href: write({ cluster: this.cluster, line }), tabindex: -1, title: `${at}: a link to this line` }, time), " ",
-      h("b", { class: `of${Math.max(0, this.processes.indexOf(process)) % 8}` }, process), " ", words, cut);
+      h("span", { class: `from of${Math.max(0, this.processes.indexOf(process)) % 8}` }, process), " ", words, cut);
   }
 
   /** Opens a line that was cut. */
@@ -263,7 +266,11 @@ export class LogView {
   }
 
   async tick() {
-    if (!this.active || !this.begun || !this.following || this.busy) return;
+    this.begin();
+    if (!this.active || !this.begun || this.busy) return;
+    // A search that nobody saw goes on.
+    if (!this.start && this.rows < ENOUGH) this.fill();
+    if (!this.following || this.busy) return;
     for (let pages = 0; pages < 4; pages += 1) {
       if (!await this.newer() || this.live) return;
     }

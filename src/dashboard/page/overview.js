@@ -97,7 +97,7 @@ export class Overview {
     const id = title.split(" ")[0].toLowerCase();
     let part = this.place.querySelector(`[data-part="${id}"]`);
     if (!part) {
-      part = h("div", { "data-part": id, class: "part" }, h("div", { class: "head" }, h("h3", {}, title), h("p", { class: "muted" })), h("div", { class: "scroll" }));
+      part = h("div", { "data-part": id, class: "part" }, h("div", { class: "head" }, h("h2", {}, title), h("p", { class: "muted" })), h("div", { class: "scroll" }));
       // In the order of the calls.
       const order = ["clusters", "hosts", "gpus", "nics"];
       const after = [...this.place.querySelectorAll("[data-part]")].find((other) => order.indexOf(other.dataset.part) > order.indexOf(id));
