@@ -56,6 +56,8 @@ fn append(writer: &mut LogWriter, number: usize, length: usize, halves: bool) ->
     let text = format!("{number} {}", "x".repeat(length));
     let line = format!("{text}\n");
     let at = |part| UNIX_EPOCH + Duration::from_millis(number as u64 * 10 + part);
+    // Between two pieces, the writer ends a line that keeps a file from its rotation.
+    let halves = halves && length < 100;
     let (first, second) = line.split_at(if halves { line.len() / 2 } else { 0 });
     writer.append(first.as_bytes(), at(0));
     writer.append(second.as_bytes(), at(1));
@@ -97,7 +99,9 @@ proptest! {
             let stamp = Pages::open(&path, Start::At(*place), Direction::Forth)
                 .and_then(|mut pages| Ok(pages.line()?.map(|line| line.stamp)));
             let stamp = stamp.expect("readable").expect("a line");
-            prop_assert_eq!(place_of(&path, stamp).expect("readable"), *place);
+            let start = Start::At(place_of(&path, stamp).expect("readable"));
+            let (first, _) = page(&path, start, Direction::Forth, 1);
+            prop_assert_eq!(&first[..], &back[at..=at]);
         }
     }
 
