@@ -181,7 +181,9 @@ pub(super) fn look(paths: &Paths, ask: &Ask) -> io::Result<Lines> {
                 Start::At(cursor.get(&process).copied().unwrap_or_default())
             }
             Begin::Line(own, place) if *own == process => Start::At(*place),
-            Begin::Line(..) => Start::At(time.map_or(Ok(Place::default()), |t| place_of(&path, t))?),
+            Begin::Line(..) => {
+                Start::At(time.map_or(Ok(Place::default()), |t| place_of(&path, t))?)
+            }
         };
         Ok((process, Pages::open(&path, start, direction)?))
     };

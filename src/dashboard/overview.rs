@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::measure;
-use crate::cluster::{self, Ended, Handle, ProcessPhase};
+use crate::cluster::{self, ClusterPhase, Ended, Handle, ProcessPhase};
 use crate::ids::GpuUuid;
 use crate::plan::Plan;
 use crate::probe::{self, GpuGauges, Options};
@@ -41,7 +41,7 @@ struct Row {
     name: String,
     is_running: bool,
     /// Its phase; `None` if it is unknown.
-    state: Option<String>,
+    state: Option<ClusterPhase>,
     engine: Option<String>,
     simulated: bool,
     started_at: Option<String>,
@@ -75,7 +75,7 @@ impl Row {
         Self {
             name: state.name.to_string(),
             is_running,
-            state: Some(state.state.to_string()),
+            state: Some(state.state),
             engine: Some(state.engine.to_string()),
             simulated: state.simulated,
             started_at: Some(state.started_at.clone()),
@@ -184,7 +184,8 @@ impl Claims {
         let planned = plan.filter(|_| !state.simulated).into_iter().flat_map(|plan| &plan.workers);
         for planned in planned {
             let worker = Worker { cluster: cluster.clone(), worker: planned.name.clone() };
-            let runs = state.workers.iter().any(|one| one.name == planned.name && one.pid.is_some());
+            let runs =
+                state.workers.iter().any(|one| one.name == planned.name && one.pid.is_some());
             for port in planned.nics.iter().filter(|_| runs) {
                 let users = self.nics.entry(port.nic.clone()).or_default();
                 if !users.contains(&worker) {
@@ -224,12 +225,7 @@ fn other(procfs: &Path, pid: u32, bytes: Option<u64>) -> Other {
 }
 
 /// A GPU with those who use it: those that compute on it, and workers that are there for it.
-fn gpu_row(
-    gpu: &Gpu,
-    claims: &Claims,
-    gauges: Option<GpuGauges>,
-    options: &Options,
-) -> GpuRow {
+fn gpu_row(gpu: &Gpu, claims: &Claims, gauges: Option<GpuGauges>, options: &Options) -> GpuRow {
     let instances = gpu.mig.iter().map(|instance| &instance.uuid);
     let uuids: Vec<&GpuUuid> = gpu.uuid.iter().chain(instances).collect();
     let (mut workers, mut others, mut unseen) = (Vec::new(), Vec::new(), None);

@@ -115,16 +115,15 @@ fn the_logs_of_all_processes_are_merged_followed_and_found_by_text_and_level() {
     assert_eq!(browser.script(&steps), true, "in order, each once");
 
     // Those that were taken away come again below.
-    for _ in 0..40 {
-        browser.script("const box = document.querySelector('#logs .lines'); box.scrollTop = box.scrollHeight");
-        if browser.script(&format!("return {}", shows("more bytes"))) == true {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    browser.wait_for(&shows("more bytes"));
     // At the end, lines are followed again.
-    browser.wait_for("document.querySelector('#logs [aria-pressed=true]')");
+    eventually("the end", Duration::from_secs(60), || {
+        browser.script(
+            "const box = document.querySelector('#logs .lines'); box.scrollTop = box.scrollHeight",
+        );
+        browser.script("return Boolean(document.querySelector('#logs [aria-pressed=true]'))")
+            == true
+    });
+    browser.wait_for(&shows("more bytes"));
     browser.wait_for(is_at_end);
 
     // What is written next is followed, unless somebody reads elsewhere.
@@ -147,7 +146,9 @@ fn the_logs_of_all_processes_are_merged_followed_and_found_by_text_and_level() {
     browser.wait_for(&format!("{LINES}.length === 111"));
     browser.wait_for("/^111 lines found · all was searched/.test(document.querySelector('#logs [role=status]').textContent)");
     search(&browser, "hush");
-    browser.wait_for("/^0 lines found/.test(document.querySelector('#logs [role=status]').textContent)");
+    browser.wait_for(
+        "/^0 lines found/.test(document.querySelector('#logs [role=status]').textContent)",
+    );
     search(&browser, "");
     level(&browser, "error");
     browser.wait_for(&format!("{LINES}.length === 2 || {LINES}.length === 3"));
@@ -161,7 +162,9 @@ fn the_logs_of_all_processes_are_merged_followed_and_found_by_text_and_level() {
     let second = writers.name(1);
     browser.click("#logs .picker summary");
     browser.click(&format!("#logs .choices input[value='{second}']"));
-    browser.wait_for(&format!("{LINES}.length > 3 && {LINES}.every((line) => line.dataset.process === '{second}')"));
+    browser.wait_for(&format!(
+        "{LINES}.length > 3 && {LINES}.every((line) => line.dataset.process === '{second}')"
+    ));
     browser.wait_for(&shows("API_TOKEN=***"));
     assert!(!browser.script("return document.body.textContent").to_string().contains("hush"));
     browser.picture("logs-one-1440-dark");
@@ -207,7 +210,9 @@ fn a_link_leads_to_its_line_a_cut_line_is_opened_and_the_file_is_the_log() {
     browser.wait_for("document.querySelector('#logs [aria-pressed=false]')");
     browser.picture("logs-link-1440-light");
     // Another line, by its own link.
-    browser.script(&format!("{LINES}.find((line) => /step 1230$/.test(line.textContent)).querySelector('.at').click()"));
+    browser.script(&format!(
+        "{LINES}.find((line) => /step 1230$/.test(line.textContent)).querySelector('.at').click()"
+    ));
     browser.wait_for(&format!("/step 1230$/.test({marked}?.textContent)"));
 
     browser.click("#logs [aria-pressed]");
@@ -227,11 +232,20 @@ fn a_link_leads_to_its_line_a_cut_line_is_opened_and_the_file_is_the_log() {
     for rank in [0, 1] {
         let name = writers.name(rank);
         let answer = get(&format!("log/file?process={name}"));
-        assert!(answer.head.contains(&format!("attachment; filename=\"cuda-cluster-write-{name}.log\"")), "{}", answer.head);
+        assert!(
+            answer
+                .head
+                .contains(&format!("attachment; filename=\"cuda-cluster-write-{name}.log\"")),
+            "{}",
+            answer.head
+        );
         assert!(answer.head.contains("content-type: text/plain"), "{}", answer.head);
         let log = writers.sandbox.base().join(format!("write/logs/{name}.log"));
         let log = std::fs::read_to_string(log).expect("a log");
-        assert!(unchunked(&answer.body) == log.replace("hush", "***"), "the file is the log of {name}");
+        assert!(
+            unchunked(&answer.body) == log.replace("hush", "***"),
+            "the file is the log of {name}"
+        );
     }
     let all = unchunked(&get("log/file").body);
     for line in ["hello of 0", "hello of 1", "hello of 2", "INFO step 4999", "API_TOKEN=***"] {

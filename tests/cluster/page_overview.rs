@@ -43,26 +43,31 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     real.args(["up", "--detach", "-f"]).arg(&spec);
     let up = sandbox.spawn_program(real).wait();
     assert_eq!(up.code, 0, "{up}");
-    for name in ["made-up", "over"] {
-        let asked = ["--n-workers", "2", "--name", name, "--detach"];
-        let up = sandbox.run(&[&EIGHT[..], &asked].concat());
-        assert_eq!(up.code, 0, "{up}");
-    }
-    down(&sandbox, "over");
+    let asked = ["--n-workers", "2", "--name", "made-up", "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &asked].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let over = ["run", "--gpus", "none", "--cpu-workers", "1", "--name", "over", "--"];
+    let over = sandbox.run(&[&over[..], &["sh", "-c", "exit 3"]].concat());
+    assert_ne!(over.code, 0, "{over}");
 
     let mut dashboard = fake.command();
     dashboard.args(["dashboard", "--no-browser"]);
     let served = Served::of(sandbox.spawn_program(dashboard));
     browser.look_like(1440, "light");
     browser.open(&served.link);
-    let rows = |part: &str| format!("[...document.querySelectorAll('#overview [data-part={part}] tbody tr')]");
+    let rows = |part: &str| {
+        format!("[...document.querySelectorAll('#overview [data-part={part}] tbody tr')]")
+    };
     browser.wait_for(&format!("{}.length === 3", rows("clusters")));
     let row = |part: &str, at: usize, pattern: &str| {
-        browser.wait_for(&format!("/{pattern}/.test({}[{at}]?.innerText.replace(/\\s+/g, ' '))", rows(part)));
+        browser.wait_for(&format!(
+            "/{pattern}/.test({}[{at}]?.innerText.replace(/\\s+/g, ' '))",
+            rows(part)
+        ));
     };
-    row("clusters", 0, "^made-up ● READY native, simulated .* for \\d+ (s|min) 2 of 2 READY 2 ");
-    row("clusters", 1, "^real ● READY command .* 1 of 1 READY 1 ");
-    row("clusters", 2, "^over ■ ended native, simulated ended ");
+    row("clusters", 0, "^made-up ● READY native, simulated .* for \\d+ (s|min) 2 of 2 2 ");
+    row("clusters", 1, "^real ● READY command .* 1 of 1 1 ");
+    row("clusters", 2, "^over ✕ failed command ended .* cpu0 ended with status 3");
     row("gpus", 0, "^GPU0 real\\/gpu0 ");
     row("gpus", 1, "^GPU1 process \\d+ sleep of \\w+ with 1.0 GiB ");
     browser.wait_for("document.querySelector('#machine-card').offsetParent === null");
@@ -94,7 +99,7 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     browser.wait_for("location.hash === '#view=all'");
     browser.wait_for(&format!("{}.length === 3", rows("clusters")));
     down(&sandbox, "made-up");
-    row("clusters", 1, "^made-up ■ ended ");
+    browser.wait_for(&format!("{}.length === 2", rows("clusters")));
     assert_eq!(browser.errors(), [""; 0]);
 
     let asked = served.ask("GET /api/overview", &[]);
@@ -103,5 +108,5 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     served.end();
     down(&sandbox, "real");
     drop(stranger);
-    sandbox.assert_nothing_is_left();
+    sandbox.assert_only_the_causes_are_left("over");
 }

@@ -95,7 +95,8 @@ fn a_cut_line_is_told_whole_and_what_is_written_is_told_before_its_end() {
     let paths = logs(folder.path(), &[("gpu0", &[(1, "a"), (2, &long)])]);
     let mut log = std::fs::OpenOptions::new().append(true).open(paths.log("gpu0")).expect("a log");
     io::Write::write_all(&mut log, b"1970-01-01T00:00:00.003Z no end").expect("written");
-    let found = look(&paths, &ask(Begin::End, Filter::new(Some("NEEDLE"), None))).expect("readable");
+    let found =
+        look(&paths, &ask(Begin::End, Filter::new(Some("NEEDLE"), None))).expect("readable");
     let [line] = &found.lines[..] else { panic!("{found:?}") };
     assert_eq!((line.text.len(), line.more), (LINE_BYTES, (long.len() - LINE_BYTES) as u64));
     let place = line.place.parse().expect("a place");

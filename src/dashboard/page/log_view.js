@@ -11,6 +11,8 @@ const NEAR = 200;
 const ENOUGH = 60;
 const FOLLOW_MS = 1000;
 const TYPED_MS = 250;
+/** How long a page that was opened for a line keeps it in sight. */
+const SOUGHT_MS = 5000;
 /** Characters of a line that are laid out as one: browsers stop at long ones. */
 const RUN = 16 * 1024;
 const LEVELS = [["", "All levels"], ["info", "Info and above"], ["warning", "Warnings, errors"], ["error", "Errors"]];
@@ -42,6 +44,9 @@ export class LogView {
       this.begin();
     }).observe(place);
     document.addEventListener("visibilitychange", () => this.begin());
+    // What is above grows while it is loaded; who scrolls meanwhile means another place.
+    new ResizeObserver(() => { if (Date.now() < this.sought) place.scrollIntoView({ block: "center" }); }).observe(document.body);
+    for (const event of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(event, () => { this.sought = 0; }, { passive: true });
     setInterval(() => this.tick(), FOLLOW_MS);
   }
 
@@ -53,6 +58,7 @@ export class LogView {
     this.text.value = this.level.value = "";
     this.forget();
     this.link = line ?? null;
+    this.sought = line ? Date.now() + SOUGHT_MS : 0;
     if (line) this.box.closest(".card").scrollIntoView({ block: "center" });
     this.begin();
   }
@@ -136,6 +142,8 @@ export class LogView {
       if (!response.ok) throw new Error(told.error);
       for (const process of told.missing) this.missing.add(process);
       this.searched = told.searched_to;
+      // It may have been scrolled meanwhile.
+      requestAnimationFrame(() => this.near());
       return told;
     } catch (error) {
       if (era === this.era) this.tell(error.message);
@@ -280,13 +288,22 @@ export class LogView {
     this.reset().finally(() => { this.skipping = null; });
   }
 
+  /** Pixels below what is in sight. */
+  get below() {
+    return this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight;
+  }
+
   scrolled() {
-    const { scrollTop, clientHeight, scrollHeight } = this.box;
-    const below = scrollHeight - scrollTop - clientHeight;
-    if (this.begun && !this.busy && below > 8 === this.following) this.pressedIs(this.live && below <= 8);
-    if (this.busy || !this.begun) return;
-    if (scrollTop < NEAR && !this.start) this.older();
-    else if (below < NEAR && !this.live) this.newer();
+    const isAtEnd = this.below <= 8;
+    if (this.begun && !this.busy && isAtEnd !== this.following) this.pressedIs(this.live && isAtEnd);
+    this.near();
+  }
+
+  /** Fetches what comes before or after, if little of that is left. */
+  near() {
+    if (this.busy || !this.begun || !this.active) return;
+    if (this.box.scrollTop < NEAR && !this.start) this.older();
+    else if (this.below < NEAR && !this.live) this.newer();
   }
 
   /** The arrow keys go from line to line, whose links are one stop of the Tab key. */

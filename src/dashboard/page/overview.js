@@ -9,10 +9,10 @@ const TONES = { ready: ["good", "●", "READY"], degraded: ["bad", "✕", "degra
 
 const CLUSTERS = [
   ["Cluster", (one) => h("a", { href: write({ cluster: one.name }) }, one.name)],
-  ["State", (one) => standing(one).slice(1).join(" ")],
+  ["State", (one) => standing(one).slice(1).join(" "), "short"],
   ["Engine", (one) => [one.engine, one.simulated ? "simulated" : null].filter(Boolean).join(", ") || "–", "wide"],
-  ["Since", since],
-  ["Workers", (one) => (one.state ? `${one.ready} of ${one.workers} READY` : "–")],
+  ["Since", since, "wide"],
+  ["Workers READY", (one) => (one.state ? `${one.ready} of ${one.workers}` : "–"), "short"],
   ["GPUs", (one) => (one.state ? one.gpus : "–"), "number wide"],
   ["Cause", (one) => one.cause ?? "", "text"],
 ];
@@ -29,7 +29,7 @@ const GPUS = [
   ["GPU", (gpu) => `GPU${gpu.index}`],
   ["Held by", holders],
   ["Memory", ({ gauges }) => (gauges?.total_bytes ? `${bytes(gauges.used_bytes)} of ${bytes(gauges.total_bytes)}` : "–")],
-  ["Use", ({ gauges }) => (gauges?.busy_percent == null ? "–" : `${gauges.busy_percent} %`), "number"],
+  ["Use", ({ gauges }) => (gauges?.busy_percent == null ? "–" : `${gauges.busy_percent} %`), "number short"],
   ["Temperature", ({ gauges }) => (gauges?.celsius == null ? "–" : `${gauges.celsius} °C`), "number wide"],
   ["Power", ({ gauges }) => (gauges?.watts == null ? "–" : `${Math.round(gauges.watts)} W`), "number wide"],
   ["Model", (gpu) => gpu.name ?? "–", "wide"],
