@@ -78,7 +78,9 @@ fn level(browser: &Browser, level: &str) {
 fn opened(browser: &Browser, served: &Served) {
     browser.look_like(1440, "light");
     browser.open(&served.link);
+    // What is above grows until then.
     browser.wait_for("document.querySelector('#worker-table tbody button')");
+    browser.wait_for("document.querySelector('#charts canvas')");
     browser.script("document.querySelector('#logs').scrollIntoView({ block: 'center' })");
     browser.wait_for(&format!("{LINES}.length >= 60"));
 }
@@ -96,16 +98,10 @@ fn the_logs_of_all_processes_are_merged_followed_and_found_by_text_and_level() {
     browser.wait_for(is_at_end);
 
     // Older lines come when they are scrolled to, each once, and the page stays small.
-    for _ in 0..40 {
+    eventually("the beginning", Duration::from_secs(60), || {
         browser.script("document.querySelector('#logs .lines').scrollTop = 0");
-        if browser.script(&format!("return {}", shows("step 0"))) == true {
-            break;
-        }
-        let count = format!("{LINES}[0].dataset.offset");
-        let first = browser.script(&format!("return {count}"));
-        browser.wait_for(&format!("{count} !== '{}'", first.as_str().expect("a place")));
-    }
-    browser.wait_for(&shows("step 0"));
+        browser.script(&format!("return {}", shows("step 0"))) == true
+    });
     let count = browser.script(&format!("return {LINES}.length")).as_u64().expect("a number");
     assert!((1000..=2000).contains(&count), "{count} lines are on the page");
     let steps = format!(

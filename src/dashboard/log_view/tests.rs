@@ -1,7 +1,5 @@
 //! Pages of several logs: every line once, in order, and as it may be shown.
 
-use std::path::PathBuf;
-
 use proptest::prelude::*;
 
 use super::*;

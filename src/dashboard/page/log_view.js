@@ -46,7 +46,7 @@ export class LogView {
     document.addEventListener("visibilitychange", () => this.begin());
     // What is above grows while it is loaded; who scrolls meanwhile means another place.
     new ResizeObserver(() => { if (Date.now() < this.sought) place.scrollIntoView({ block: "center" }); }).observe(document.body);
-    for (const event of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(event, () => { this.sought = 0; }, { passive: true });
+    for (const event of ["wheel", "touchmove", "keydown", "pointerdown"]) addEventListener(event, () => { this.sought = 0; this.held = false; }, { passive: true });
     setInterval(() => this.tick(), FOLLOW_MS);
   }
 
@@ -67,6 +67,7 @@ export class LogView {
   goTo(line) {
     this.box.closest(".card").scrollIntoView({ block: "nearest" });
     if (this.mark(line)) {
+      this.held = true;
       this.follow(false);
       return;
     }
@@ -102,6 +103,7 @@ export class LogView {
     this.begun = true;
     this.link = line ?? null;
     this.skipped = skipped;
+    this.held = Boolean(line);
     this.pressedIs(!line);
     const era = this.era;
     const told = await this.ask(line ? { line } : {});
@@ -295,7 +297,8 @@ export class LogView {
 
   scrolled() {
     const isAtEnd = this.below <= 8;
-    if (this.begun && !this.busy && isAtEnd !== this.following) this.pressedIs(this.live && isAtEnd);
+    // A line that a link leads to stays until somebody scrolls.
+    if (this.begun && isAtEnd !== this.following) this.pressedIs(this.live && isAtEnd && !this.held);
     this.near();
   }
 
