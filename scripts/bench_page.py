@@ -121,7 +121,9 @@ def main() -> int:
 
     def find() -> None:
         search(browser, "the needle")
-        browser.wait_for("/1 line found.*all was searched/.test(document.querySelector('#logs [role=status]').textContent)")
+        browser.wait_for(
+            "/1 line found.*all was searched/.test(document.querySelector('#logs [role=status]').textContent)"
+        )
 
     def errors() -> None:
         search(browser, "")
@@ -139,7 +141,9 @@ def main() -> int:
         with log.open("a") as growing:
             for _ in range(100):
                 now = stamped(time.time())
-                growing.write("".join(now + LINE.format(number=number, rest="z" * 60) for number in range(200)))
+                growing.write(
+                    "".join(now + LINE.format(number=number, rest="z" * 60) for number in range(200))
+                )
                 growing.flush()
                 time.sleep(0.1)
             growing.write(f"{stamped(time.time())}the last line\n")

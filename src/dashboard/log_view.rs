@@ -20,7 +20,7 @@ use crate::os::run_directory::Paths;
 use crate::text::{LogLevel, masked_line, without_escapes};
 
 /// Most lines of an answer.
-const LINES: usize = 300;
+const LINES: usize = 150;
 
 /// Most bytes of an answer's texts; one line more may be in it.
 const BYTES: usize = 256 << 10;

@@ -10,6 +10,8 @@ const NEAR = 200;
 /** Lines that a search goes on for. */
 const ENOUGH = 60;
 const FOLLOW_MS = 1000;
+/** Answers for new lines at a time; of more, the newest are shown alone. */
+const FOLLOWED = 4;
 const TYPED_MS = 250;
 /** How long a page that was opened for a line keeps it in sight. */
 const SOUGHT_MS = 5000;
@@ -28,8 +30,8 @@ export class LogView {
     this.summary = h("summary", {}, "All processes");
     this.list = h("div", { class: "choices" });
     this.picker = h("details", { class: "picker" }, this.summary, this.list);
-    this.text = h("input", { type: "search", placeholder: "Text", "aria-label": "Only lines with this text", maxlength: 200, oninput: () => this.typed() });
-    this.level = h("select", { "aria-label": "Level", onchange: () => this.reset() }, LEVELS.map(([value, word]) => h("option", { value }, word)));
+    this.text = h("input", { id: "log-text", type: "search", placeholder: "Text", "aria-label": "Only lines with this text", maxlength: 200, oninput: () => this.typed() });
+    this.level = h("select", { id: "log-level", "aria-label": "Level", onchange: () => this.reset() }, LEVELS.map(([value, word]) => h("option", { value }, word)));
     this.button = h("button", { "aria-pressed": "true", onclick: () => this.follow(!this.following) }, "Follow");
     this.file = h("a", { class: "button", download: true }, "Download");
     this.box = h("div", { class: "lines", role: "group", "aria-label": "Lines", onscroll: () => this.scrolled(), onkeydown: (event) => this.pressed(event) });
@@ -200,8 +202,8 @@ export class LogView {
   /** Takes lines away that are too many; the cursors keep where they were. */
   trim(above) {
     const room = getSelection().isCollapsed || !this.box.contains(getSelection().anchorNode) ? KEPT : 2 * KEPT;
-    const [height, at] = [this.box.scrollHeight, this.box.scrollTop];
-    const trimmed = this.rows > room;
+    if (this.rows <= room) return;
+    const [height, at] = above && !this.following ? [this.box.scrollHeight, this.box.scrollTop] : [];
     for (; this.rows > room; this.rows -= 1) {
       const row = above ? this.box.firstElementChild : this.tail.previousElementSibling;
       const { process, part, offset } = row.dataset;
@@ -209,10 +211,10 @@ export class LogView {
       else this.bottom[process] = `${part}:${offset}`;
       row.remove();
     }
-    if (!trimmed) return;
     if (above) {
       this.start = false;
-      this.box.scrollTop = at + this.box.scrollHeight - height;
+      // Who follows is at the end anyway; a layout takes time.
+      if (!this.following) this.box.scrollTop = at + this.box.scrollHeight - height;
     } else {
       this.live = false;
       this.tail.replaceChildren();
@@ -281,7 +283,7 @@ export class LogView {
     // A search that nobody saw goes on.
     if (!this.start && this.rows < ENOUGH) this.fill();
     if (!this.following || this.busy) return;
-    for (let pages = 0; pages < 4; pages += 1) {
+    for (let pages = 0; pages < FOLLOWED; pages += 1) {
       if (!await this.newer() || this.live) return;
     }
     if (this.searched) return;

@@ -88,8 +88,9 @@ fn of_json(head: &str) -> Option<LogLevel> {
     LogLevel::of_word(&word.to_uppercase())
 }
 
-/// A word in capitals near the beginning, as in `… - distributed.core - INFO - …`, `WARNING:root:…`,
-/// `… NCCL WARN …`, `… UCX  ERROR …`, or the category of a Python warning, `…: UserWarning: …`.
+/// A word in capitals near the beginning, as in `… - distributed.core - INFO - …`,
+/// `WARNING:root:…`, `… NCCL WARN …`, `… UCX  ERROR …`, or the category of a Python warning,
+/// `…: UserWarning: …`.
 fn of_words(head: &str) -> Option<LogLevel> {
     head.split_whitespace().take(WORDS).find_map(|word| {
         if word.ends_with("Warning:") {
