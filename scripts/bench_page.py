@@ -160,6 +160,7 @@ def main() -> int:
         browser.ask("/url", {"url": link})
         browser.wait_for("document.querySelector('#worker-table tbody button')")
         browser.script(OBSERVE)
+        measured("the page itself", lambda: time.sleep(5))
         measured("the newest lines", show)
         measured("20 pages of older ones", scroll)
         measured(f"a word {mib} MiB before", find)

@@ -11,13 +11,22 @@ const NEAR = 200;
 const ENOUGH = 60;
 const FOLLOW_MS = 1000;
 /** Answers for new lines at a time; of more, the newest are shown alone. */
-const FOLLOWED = 4;
+const FOLLOWED = 2;
 const TYPED_MS = 250;
 /** How long a page that was opened for a line keeps it in sight. */
 const SOUGHT_MS = 5000;
 /** Characters of a line that are laid out as one: browsers stop at long ones. */
 const RUN = 16 * 1024;
 const LEVELS = [["", "All levels"], ["info", "Info and above"], ["warning", "Warnings, errors"], ["error", "Errors"]];
+
+/** The clock's time of a line; making a formatter takes longer than a line may, and most lines share their second. */
+const format = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+const last = { second: "", text: "" };
+function timeOf(at) {
+  const second = at.slice(0, 19);
+  if (last.second !== second) Object.assign(last, { second, text: format.format(new Date(at)) });
+  return `${last.text}${at.slice(19, 23)}`;
+}
 
 export class LogView {
   /** `actions.url` makes an address of the current cluster. */
@@ -162,11 +171,13 @@ export class LogView {
     if (!told) return false;
     Object.assign(this.top, told.top);
     this.start = told.done;
-    const [height, at] = [this.box.scrollHeight, this.box.scrollTop];
+    // What was first stays where it is in sight; one layout tells where that is.
+    const [first, at] = [this.box.firstElementChild, this.box.scrollTop];
+    const before = first.offsetTop;
     this.box.prepend(...told.lines.map((line) => this.row(line)));
     this.rows += told.lines.length;
-    this.box.scrollTop = at + this.box.scrollHeight - height;
     this.trim(false);
+    this.box.scrollTop = at + first.offsetTop - before;
     this.tell();
     return true;
   }
@@ -225,11 +236,10 @@ export class LogView {
   row({ process, place, at, level, text, more }) {
     const [part, offset] = place.split(":");
     const line = `${process}:${place}`;
-    const time = `${clock(at)}${at.slice(19, 23)}`;
     const words = h("span", { class: "text" }, text);
     const cut = more ? h("button", { class: "link more", onclick: () => this.whole(line, words, cut) }, `… ${more.toLocaleString()} more bytes`) : null;
     return h("div", { class: `line ${level ?? ""}`, "data-line": line, "data-process": process, "data-part": part, "data-offset": offset },
-      h("a", { class: "at", href: write({ cluster: this.cluster, line }), tabindex: -1, title: `${at}: a link to this line` }, time), " ",
+      h("a", { class: "at", href: write({ cluster: this.cluster, line }), tabindex: -1, title: `${at}: a link to this line` }, timeOf(at)), " ",
       h("span", { class: `from of${Math.max(0, this.processes.indexOf(process)) % 8}` }, process), " ", words, cut);
   }
 
@@ -349,9 +359,9 @@ export class LogView {
 
   /** Says what is shown, or what went wrong. */
   tell(problem) {
-    for (const link of this.box.querySelectorAll(".at[tabindex='0']")) link.tabIndex = -1;
-    const last = this.tail.previousElementSibling?.querySelector(".at");
-    if (last) last.tabIndex = 0;
+    if (this.stop) this.stop.tabIndex = -1;
+    this.stop = this.tail.previousElementSibling?.querySelector(".at");
+    if (this.stop) this.stop.tabIndex = 0;
     const filtered = this.text.value || this.level.value;
     const words = problem ? [problem] : [
       this.begun ? `${this.rows.toLocaleString()} line${this.rows === 1 ? "" : "s"}${filtered ? " found" : ""}` : "",
