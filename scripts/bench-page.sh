@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # What the page costs: CPU time of the supervisor and of the dashboard, in percent of one core, with
-# eight workers and no, one and three viewers (curl, which reads what a page reads).
+# eight workers and no, one and three viewers (curl, which reads what a page reads); and how long the page keeps a
+# browser from answering with 1 GiB of logs (bench_page.py), which is to be less than 100 ms.
 #
-#   scripts/bench-page.sh [SECONDS]     CUDA_CLUSTER names the program; 30 seconds for each by default
+#   scripts/bench-page.sh [SECONDS] [MIB]     CUDA_CLUSTER names the program; 30 seconds for each by default
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-30}
@@ -47,3 +48,11 @@ for count in 1 2 3; do
     viewers+=($!)
     [ "$count" = 2 ] || measure "$count viewer(s)"
 done
+
+for viewer in "${viewers[@]}"; do kill "$viewer" 2>/dev/null || true; done
+viewers=()
+if command -v chromedriver >/dev/null; then
+    python3 scripts/bench_page.py "$(cat "$scratch/link")" "$scratch/cuda-cluster/page/logs" "${2:-1024}"
+else
+    echo "skipped: the logs in a browser; there is no chromedriver (scripts/setup.sh --tests)" >&2
+fi

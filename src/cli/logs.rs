@@ -152,7 +152,7 @@ fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
             }
         },
     };
-    let known = logged(&paths)?;
+    let known = cluster::logged(&paths).map_err(|error| unreadable(&paths.logs(), error))?;
     if rest.is_empty() {
         return Ok((paths, known));
     }
@@ -165,30 +165,6 @@ fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
         }
     }
     Ok((paths, rest.to_vec()))
-}
-
-/// Names of the processes that have a log, or will have one with their first line: the scheduler
-/// first, then by name and number.
-fn logged(paths: &Paths) -> Result<Vec<String>, Failure> {
-    let folder = paths.logs();
-    let entries = std::fs::read_dir(&folder).map_err(|error| unreadable(&folder, error))?;
-    let names = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned));
-    // A directory without a readable plan still has logs.
-    let plan = std::fs::read_to_string(paths.plan()).ok().and_then(|text| Plan::parse(&text).ok());
-    let planned = plan.iter().flat_map(|plan| {
-        let scheduler = plan.scheduler.is_some().then(|| cluster::SCHEDULER.to_owned());
-        scheduler.into_iter().chain(plan.workers.iter().map(|worker| worker.name.clone()))
-    });
-    let mut names: Vec<String> = names.chain(planned).collect();
-    let number = |name: &str| {
-        let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
-        digits.split('.').next().and_then(|digits| digits.parse::<u32>().ok())
-    };
-    names.sort_by_key(|name| (name != cluster::SCHEDULER, number(name), name.clone()));
-    names.dedup();
-    Ok(names)
 }
 
 /// Which of several programs each process runs, as planned.

@@ -10,6 +10,8 @@
 //! | `server` | the requests and their answers |
 //! | `feed` | what open pages are told of a cluster |
 //! | `logs` | what open pages are told of a process's log |
+//! | `log_view`, `log_requests` | all logs as one, in pages, by text and level; what may be asked |
+//! | `overview` | all clusters, joined hosts, and who holds this machine's GPUs and NICs |
 //! | `opening` | the file that leads a browser to the page |
 //! | `watch` | the same for this program's own screen |
 //! | `measure` | what processes, GPUs and NICs do now |
@@ -23,10 +25,13 @@ mod assets;
 mod feed;
 mod guard;
 mod history;
+mod log_requests;
+mod log_view;
 mod logs;
 mod measure;
 mod metrics;
 mod opening;
+mod overview;
 mod patience;
 mod scrape;
 mod server;

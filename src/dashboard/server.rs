@@ -5,11 +5,13 @@
 //! | `GET /`, `GET /FILE` | the page's files |
 //! | `GET /metrics` | all running clusters, GPUs and NICs, for Prometheus |
 //! | `GET /api/clusters` | running and ended clusters |
+//! | `GET /api/overview` | all clusters, and this machine's devices with who holds them |
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
 //! | `GET /api/clusters/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
 //! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
+//! | `GET /api/clusters/NAME/log`, `…/log/line`, `…/log/file` | lines of all logs; one; a file |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
 //! | `GET /api/clusters/NAME/report` | a file to attach to an issue |
 //! | `POST /api/clusters/NAME/restart/PROCESS`, `…/scale?workers=N`, `…/stop`, `…/verify` | 202 |
@@ -38,7 +40,7 @@ use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
 use super::history::Range;
 use super::measure::processes_of;
-use super::{history, logs, measure, metrics, scrape};
+use super::{history, log_requests, logs, measure, metrics, overview, scrape};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
     recorded_machine, recorded_preflight,
@@ -72,6 +74,7 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/events", get(events))
         .route("/history", get(history))
         .route("/logs/{process}", get(log))
+        .merge(log_requests::routes())
         .route("/crashes", get(crashes))
         .route("/report", get(report))
         .route("/restart/{process}", post(restart))
@@ -83,6 +86,7 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/{asset}", get(asset))
         .route("/metrics", get(metrics))
         .route("/api/clusters", get(clusters))
+        .route("/api/overview", get(overview::overview))
         .nest("/api/clusters/{name}", of_cluster)
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&shared), at_the_door))
         .with_state(shared)
@@ -146,7 +150,7 @@ fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Keeps the token in a cookie, and goes on to the page without it in the address.
 fn welcome(door: &Door, link: &Link) -> Response {
     // A name has no characters that mean anything in an address or in HTML.
-    let next = link.cluster.as_ref().map_or("./".to_owned(), |name| format!("./#{name}"));
+    let next = link.cluster.as_ref().map_or("./".to_owned(), |name| format!("./#cluster={name}"));
     let (kind, page) = notice("Opening the page…", Some(&next));
     let token = link.token.as_deref().unwrap_or_default();
     let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict", door.cookie());

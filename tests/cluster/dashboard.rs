@@ -38,7 +38,7 @@ impl Served {
     }
 
     /// Sends a request with these headers besides the right host.
-    fn ask(&self, line: &str, headers: &[&str]) -> Answer {
+    pub(crate) fn ask(&self, line: &str, headers: &[&str]) -> Answer {
         let host = format!("Host: {}", self.address);
         self.ask_host(line, &[&[host.as_str()], headers].concat())
     }
@@ -48,7 +48,7 @@ impl Served {
         http(stream, &format!("{line} HTTP/1.1"), headers, "")
     }
 
-    fn cookie(&self) -> String {
+    pub(crate) fn cookie(&self) -> String {
         let port = self.address.rsplit_once(':').expect("a port").1;
         format!("Cookie: other=1; cuda-cluster-{port}={}", self.token)
     }

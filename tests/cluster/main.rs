@@ -26,6 +26,8 @@ mod neighbours;
 #[path = "../packages/mod.rs"]
 mod packages;
 mod page;
+mod page_logs;
+mod page_overview;
 mod preflight;
 mod programs;
 mod readme;

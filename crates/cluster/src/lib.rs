@@ -29,6 +29,7 @@ mod history;
 #[doc(hidden)]
 pub mod hosts;
 mod launch;
+mod logs;
 #[doc(hidden)]
 pub mod measure;
 #[cfg(feature = "native")]
@@ -60,6 +61,8 @@ pub use failure::LaunchFailure;
 pub use find::{Clusters, FindError, clusters, find};
 pub use handle::{Events, Handle};
 pub use launch::LaunchError;
+#[doc(hidden)]
+pub use logs::logged;
 pub use measure::{MeasureError, Verification};
 pub use paths::PathError;
 pub use prepare::PrepareError;

@@ -1,16 +1,19 @@
 // The page: hears of a cluster by server-sent events, shows it, and asks for changes.
 
+import { read as readAddress, tell } from "./address.js";
 import { Details } from "./details.js";
 import { headline, isBad } from "./headline.js";
 import { legend, zone } from "./legend.js";
+import { LogView } from "./log_view.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
 import { Model, bytes, clock, h, sentence, span, visible } from "./model.js";
 import { Notifier } from "./notify.js";
+import { Overview } from "./overview.js";
 import { Preflight } from "./preflight.js";
 import { Strips } from "./strips.js";
 import { Tiles } from "./tiles.js";
-import { Timeline, address } from "./timeline.js";
+import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 const CLUSTERS_EVERY_MS = 5000;
@@ -20,6 +23,8 @@ let stream = null;
 let due = false;
 /** What had the focus before details were shown. */
 let opener = null;
+/** What the address asks to select, until it is known. */
+let wanted = null;
 
 const actions = {
   select,
@@ -37,6 +42,8 @@ const notifier = new Notifier($("notify"));
 legend($("keys"));
 $("zone").textContent = zone();
 const timeline = new Timeline({ read });
+const logs = new LogView($("logs"), actions);
+const overview = new Overview($("overview"), say);
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
 const url = (path) => `api/clusters/${encodeURIComponent(model.name)}/${path}`;
@@ -74,6 +81,7 @@ function confirm(text, word, then, { field, kind = "primary" } = {}) {
 }
 
 function select(name) {
+  tell({ cluster: model.name, worker: name, line: null });
   if (name && !$("details").contains(document.activeElement)) opener = document.activeElement;
   machine.selected = name;
   details.show(model, name);
@@ -96,9 +104,14 @@ function later() {
   });
 }
 
-async function open(name) {
+async function open(name, { worker, line } = {}) {
   stream?.close();
   model = new Model(name);
+  wanted = worker;
+  overview.hide();
+  document.body.classList.remove("all");
+  $("clusters").hidden = $("clusters").options.length < 2;
+  $("clusters").value = name;
   const mine = model;
   details.show(model, null);
   machine.selected = null;
@@ -106,7 +119,9 @@ async function open(name) {
   $("name").textContent = name;
   $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
+  tell({ cluster: name, worker, line });
   timeline.open(model);
+  logs.open(name, line);
   try {
     mine.about = await read("about");
   } catch (error) {
@@ -149,6 +164,11 @@ function draw() {
   banner();
   if (state) {
     head(state);
+    if (wanted) {
+      const name = wanted;
+      wanted = null;
+      select(name);
+    }
     machine.update(model);
     tiles.update(model, machine.selected);
     workers();
@@ -335,26 +355,48 @@ async function clusters() {
   const names = [...found.running, ...found.ended].map((one) => one.name);
   const chosen = $("clusters");
   set($("footer"), "textContent", `cuda-cluster ${found.version}`);
-  chosen.hidden = names.length < 2;
+  chosen.hidden = names.length < 2 || overview.shown;
   if (chosen.dataset.key !== names.join(" ")) {
     chosen.dataset.key = names.join(" ");
     const ended = new Set(found.ended.map((one) => one.name));
     chosen.replaceChildren(...names.map((name) => h("option", { value: name }, ended.has(name) ? `${name} (ended)` : name)));
   }
-  if (!model) {
-    const asked = address().name;
-    const first = names.includes(asked) ? asked : names[0];
-    if (first) open(first);
-    else say("No cluster is running. Start one: cuda-cluster up");
+  if (!model && !(overview.shown && asked().all)) {
+    const first = names.includes(asked().cluster) ? asked().cluster : names.length === 1 && !asked().all ? names[0] : null;
+    if (first) open(first, asked());
+    else if (!overview.shown) all();
   }
   if (model) chosen.value = model.name;
 }
 
+const asked = () => readAddress(location.hash);
+
+/** Shows all clusters, and none of them in full. */
+function all() {
+  stream?.close();
+  [model, stream, wanted, machine.selected] = [null, null, null, null];
+  details.show(null, null);
+  timeline.close();
+  logs.open(null);
+  say("");
+  document.body.classList.remove("ended", "lost");
+  document.body.classList.add("all");
+  set($("name"), "textContent", "All clusters");
+  set($("summary"), "textContent", "");
+  $("clusters").hidden = true;
+  document.title = "All clusters – cuda-cluster";
+  overview.show();
+}
+
 $("clusters").addEventListener("change", (event) => open(event.target.value));
 addEventListener("hashchange", () => {
-  const asked = address().name;
-  if (asked && asked !== model?.name) open(asked);
-  else if (asked) timeline.follow();
+  const { cluster, worker, line, all: everything } = asked();
+  if (everything) return all();
+  if (cluster && cluster !== model?.name) return void open(cluster, { worker, line });
+  if (line) logs.goTo(line);
+  else if (worker && worker !== machine.selected) select(worker);
+  if (cluster && model) timeline.follow();
+  return undefined;
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("dialog").open && machine.selected) select(null); });
 addEventListener("resize", later);

@@ -1,5 +1,6 @@
 // What the processes used: the last minutes, and hours from the history, on one line of time with the events.
 
+import { read as readAddress, tell } from "./address.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { bytes, clock, h, rate, sentence, span } from "./model.js";
 
@@ -30,12 +31,6 @@ const FIGURES = [
   ["Received from peers", "received_bytes_per_s", rate, "mean", 0],
   ["Connections", "connections", (value) => value?.toFixed(0), "mean", 2],
 ];
-
-/** The cluster in the address, and what of its time is shown: `#NAME&range=1h&who=gpu3`, `#NAME&since=MS&until=MS`. */
-export function address() {
-  const [name, ...view] = decodeURIComponent(location.hash.slice(1)).split("&");
-  return { name, view: new URLSearchParams(view.join("&")) };
-}
 
 export class Timeline {
   /** `read` reads a path of the cluster. */
@@ -82,13 +77,18 @@ export class Timeline {
     Object.assign(this, { past: null, at: null, paused: false, fixed: null, range: "live", who: "" });
     this.live.clear();
     this.charts.clear();
-    if (address().name === model.name) this.follow();
+    if (readAddress(location.hash).cluster === model.name) this.follow();
     else this.tell();
+  }
+
+  /** No cluster. */
+  close() {
+    this.model = null;
   }
 
   /** Shows what the address says. */
   follow() {
-    const { view } = address();
+    const view = readAddress(location.hash).time;
     const [since, until] = ["since", "until"].map((word) => Number(view.get(word)));
     this.fixed = since > 0 && until > since ? [since, until] : null;
     this.range = Object.hasOwn(RANGES, view.get("range")) ? view.get("range") : "live";
@@ -106,8 +106,7 @@ export class Timeline {
     else if (this.range !== "live") view.set("range", this.range);
     if (this.who) view.set("who", this.who);
     if (this.at) view.set("at", new Date(this.at).toISOString());
-    const more = view.size ? `&${view}` : "";
-    history.replaceState(null, "", `#${encodeURIComponent(this.model.name)}${more}`);
+    tell({ cluster: this.model.name, time: [...view] });
   }
 
   choose(at) {
@@ -261,7 +260,7 @@ export class Timeline {
   /** Draws the history. */
   draw() {
     this.drawnWorkers = this.model?.workers.length;
-    if (!this.isPast || !this.past?.at.length) return this.charts.clear();
+    if (!this.model || !this.isPast || !this.past?.at.length) return this.charts.clear();
     const { past, model } = this;
     // The value of a span stands in its middle.
     const times = past.at.map((at, place) => (at - past.ms[place] / 2) / 1000);

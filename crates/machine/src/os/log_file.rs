@@ -30,7 +30,7 @@ const STAMP: usize = 25;
 const PART: &str = "# part ";
 
 /// The number of the file that begins with these bytes.
-fn part_of(text: &[u8]) -> u64 {
+pub(super) fn part_of(text: &[u8]) -> u64 {
     let number = text.strip_prefix(PART.as_bytes()).and_then(|rest| {
         let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
         std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
@@ -209,7 +209,7 @@ fn count_of(left_out: u64) -> String {
 }
 
 /// The `age`-th rotated file of a log; `gpu3.log.1` is the youngest.
-fn aged(path: &Path, age: u32) -> PathBuf {
+pub(super) fn aged(path: &Path, age: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{age}"));
     name.into()

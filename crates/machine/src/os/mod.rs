@@ -18,6 +18,7 @@ pub mod guardian;
 pub mod limits;
 pub mod log_excerpt;
 pub mod log_file;
+pub mod log_pages;
 mod log_repeats;
 pub mod memory;
 pub mod notify;

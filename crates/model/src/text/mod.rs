@@ -9,6 +9,7 @@
 //! *Invariant:* reading a text costs at most a small multiple of its length.
 
 mod error;
+mod log_level;
 mod mask;
 mod outline;
 mod read;
@@ -19,6 +20,7 @@ use std::fmt;
 
 pub use error::{Problem, ReadError};
 pub use error::{did_you_mean, in_full, nearest, shown};
+pub use log_level::{LogLevel, NoLevel, without_escapes};
 pub use mask::{masked, masked_json, masked_line};
 pub use outline::find;
 pub use read::{Document, given_twice, read, without_mark};
