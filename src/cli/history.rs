@@ -24,7 +24,7 @@ Examples:
 pub(super) struct Arguments {
     /// The cluster, also one that has ended; optional if only one is running
     name: Option<ClusterName>,
-    /// Show only this period before its end, such as 1h [default: all that is known, a week at most]
+    /// Show only this period before its end, such as 1h [default: all, a week at most]
     #[arg(long, value_name = "SPAN")]
     since: Option<Span>,
     /// Output format

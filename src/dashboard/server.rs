@@ -9,7 +9,7 @@
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
-//! | `GET /api/clusters/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
+//! | `GET …/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
 //! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
 //! | `GET /api/clusters/NAME/log`, `…/log/line`, `…/log/file` | lines of all logs; one; a file |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
