@@ -37,7 +37,7 @@ use std::convert::Infallible;
 use std::future::IntoFuture;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -51,9 +51,9 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
-use super::handle::{Ask, ControlRequest, Handle, RequestError};
+use super::handle::{Ask, ControlRequest, Handle, RequestError, StartError};
 use super::readings::Readings;
-use super::{ClusterPhase, ClusterState, Escalation, ProcessState, Record, metrics};
+use super::{ClusterPhase, ClusterState, Escalation, Launch, ProcessState, Record, metrics};
 use cuda_cluster_machine::os::log_file::{LogReader, Selection};
 use cuda_cluster_machine::os::own_user::OwnUser;
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -79,9 +79,27 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(super) struct Control {
     task: JoinHandle<()>,
     over: watch::Sender<bool>,
+    readings: Arc<Readings>,
 }
 
 impl Control {
+    /// Starts to listen on the control socket of a cluster that has just begun, and to read what
+    /// its processes use.
+    pub(super) fn begin(
+        paths: &Paths,
+        handle: Handle,
+        launch: &Launch,
+        began: SystemTime,
+    ) -> Result<Self, StartError> {
+        serve(paths, handle, Arc::new(Readings::new(launch, paths, began)))
+            .map_err(|source| StartError::Control { path: paths.control(), source })
+    }
+
+    /// The same once more, where the socket has gone.
+    pub(super) fn again(&self, paths: &Paths, handle: Handle) -> io::Result<Self> {
+        serve(paths, handle, Arc::clone(&self.readings))
+    }
+
     /// Stops accepting connections, and lets existing ones finish.
     pub(super) async fn finish(&mut self) {
         if !self.over.send_replace(true) {
@@ -98,11 +116,12 @@ impl Drop for Control {
 }
 
 /// Starts to listen on the control socket, and reads what the processes use as long as it does.
-pub(super) fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<Control> {
+fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<Control> {
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
     let (kept, processes) = (Arc::clone(&readings), handle.state.clone());
-    let shared = Shared { handle, paths: paths.clone(), readings, over: ended.clone() };
+    let read = Arc::clone(&readings);
+    let shared = Shared { handle, paths: paths.clone(), readings: read, over: ended.clone() };
     let router = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
@@ -123,7 +142,7 @@ pub(super) fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> i
             () = kept.keep(processes) => {}
         }
     });
-    Ok(Control { task, over })
+    Ok(Control { task, over, readings })
 }
 
 /// Completes when the cluster has ended; never if another server has taken over.

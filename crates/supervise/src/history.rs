@@ -1,7 +1,7 @@
 //! Writes what the processes used into the run directory, so that it can be looked at later.
 //!
-//! Whoever shows it reads the file. It stays open, because closing a file that was written would wake
-//! the supervisor, which watches its directory.
+//! Whoever shows it reads the file. It stays open, because closing a file that was written would
+//! wake the supervisor, which watches its directory.
 //!
 //! *Invariant:* a cluster goes on without its history: what can't be written is left out, and seen
 //! as a gap.

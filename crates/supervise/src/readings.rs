@@ -1,5 +1,5 @@
-//! What the processes use, read every ten seconds: so that whoever asks once is told a rate and does
-//! not wait for it, and for the history.
+//! What the processes use, read every ten seconds: so that whoever asks once is told a rate and
+//! does not wait for it, and for the history.
 //!
 //! *Invariant:* a reading is of the process that it is told of, and old enough for a rate.
 

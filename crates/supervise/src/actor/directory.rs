@@ -9,11 +9,9 @@
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Actor;
-use crate::control;
 use crate::core::{Event, Subject};
 use cuda_cluster_machine::os::presence::Presence;
 use cuda_cluster_machine::os::run_directory::{Paths, RunDirectory, RunDirectoryError};
@@ -163,7 +161,7 @@ impl Actor {
         let socket = self.paths.control();
         // A socket without a listener would block the next one.
         let _ = fs::remove_file(&socket);
-        self.control = control::serve(&self.paths, self.handle.clone(), Arc::clone(&self.readings))
+        self.control = (self.control.again(&self.paths, self.handle.clone()))
             .map_err(|error| format!("cannot listen on {}: {error}", socket.display()))?;
         self.save_state();
         Ok(())

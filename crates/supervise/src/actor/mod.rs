@@ -33,12 +33,11 @@ use super::gpu::GpuWatch;
 use super::handle::{
     ControlRequest, Handle, Input, Meet, Options, OutputPipe, RequestError, StartError,
 };
-use super::readings::Readings;
 use super::record::What;
 use super::state::ClusterState;
 use super::{
     ClusterPhase, Escalation, Launch, MARK_VARIABLE, Outcome, PROCESS_VARIABLE, ProcessSpec,
-    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record, control,
+    RUN_DIRECTORY_VARIABLE, ReadyWhen, Record,
 };
 use cuda_cluster_machine::os::argument;
 use cuda_cluster_machine::os::exhausted::Exhausted;
@@ -101,8 +100,6 @@ pub(super) struct Actor {
     /// What of the run directory could not be restored, as it was told.
     not_back: Option<String>,
     control: Control,
-    /// What the processes used, for the control API and the history.
-    readings: Arc<Readings>,
     /// Whether to keep the logs, because the cluster has failed.
     keep: bool,
     /// The signal that asks processes to end.
@@ -163,9 +160,7 @@ impl Actor {
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
         let handle = Handle { requests: request_sender, state: state_receiver, records };
-        let readings = Arc::new(Readings::new(&launch, &paths, began));
-        let control = control::serve(&paths, handle.clone(), Arc::clone(&readings))
-            .map_err(|source| StartError::Control { path: paths.control(), source })?;
+        let control = Control::begin(&paths, handle.clone(), &launch, began)?;
         let actor = Self {
             core,
             launch,
@@ -195,7 +190,6 @@ impl Actor {
             not_back: None,
             abandoned: false,
             control,
-            readings,
             keep: false,
             stop_signal: libc::SIGTERM,
             output: options.output,

@@ -10,7 +10,7 @@
 //! | 8 | when it ends, in milliseconds since 1970; 0 in a place that was never written |
 //! | 4 | how many milliseconds it covers |
 //! | 8 | the first bytes of BLAKE3 over the rest, so that half a record is none |
-//! | for each process 4 | its phase, the share of the time in which it ran in percent, restarts (2) |
+//! | for each process 4 | its phase, the share of the time in which it ran in percent, restarts |
 //! | for each of its figures 8 | mean and highest as 32-bit floats, not a number if unknown |
 //!
 //! What is older is kept more coarsely: [`Rings`] folds spans into longer ones, and of each figure

@@ -78,8 +78,8 @@ impl History {
     }
 }
 
-/// The finer spans, and before them the coarser ones. A coarser one that begins before the finer ones
-/// do holds those that it overlaps.
+/// The finer spans, and before them the coarser ones. A coarser one that begins before the finer
+/// ones do holds those that it overlaps.
 fn joined(coarser: Vec<Span>, mut finer: Vec<Span>) -> Vec<Span> {
     let begin = finer.first().map_or(u64::MAX, Span::begin);
     let mut all: Vec<Span> = coarser.into_iter().filter(|span| span.begin() < begin).collect();
