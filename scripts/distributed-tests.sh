@@ -20,11 +20,7 @@ trap 'rm -rf "$scratch"' EXIT
 export PYTHONDONTWRITEBYTECODE=1 DASK_DISTRIBUTED__COMM__DEFAULT_SCHEME=direct
 
 "$python" "$here/scripts/source_tree.py"
-installed=$("$python" -c 'import distributed; print(distributed.__path__[0])')
-version=$("$python" -c 'import distributed; print(distributed.__version__)')
-cp -r "$installed" "$scratch/distributed"
-git -C "$repository" archive "$version" distributed conftest.py pyproject.toml |
-    tar -x -C "$scratch" --wildcards '*/tests' conftest.py pyproject.toml
+"$here/scripts/distributed-source.sh" "$repository" "$scratch"
 cd "$scratch"
 mapfile -t tests < <(find distributed -path '*/tests/*.py')
 sed -i 's#tcp://#direct://#g; s#setitem(backends, "tcp"#setitem(backends, "direct"#
