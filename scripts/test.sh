@@ -30,16 +30,31 @@ say "building, and installing what the tests need"
 # of its own, because other crates would have other features.
 cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
 
-[ $# -gt 0 ] || cargo test "${crates[@]}" --no-run
+# Each test program: how cargo is asked for it, its package's folder, and where it is.
+[ $# -gt 0 ] || cargo test "${crates[@]}" --no-run --message-format=json-render-diagnostics | python3 -c '
+import json, os, sys
+for line in sys.stdin:
+    made = json.loads(line)
+    if made.get("executable") and made["profile"]["test"]:
+        folder, [kind, *_] = os.path.dirname(made["manifest_path"]), made["target"]["kind"]
+        name = {"test": "--test " + made["target"]["name"], "bin": "--bin " + made["target"]["name"]}.get(kind, "--lib")
+        package = made["package_id"].rpartition("#")[2].partition("@")[0]
+        package = os.path.basename(folder) if package[:1].isdigit() else package
+        print(f"-p {package} {name}", folder, made["executable"], sep="\t")
+' > "$scratch/programs"
 wait "$installing" && installed=0 || installed=$?
 cat "$scratch/setup"
 [ "$installed" -eq 0 ] || exit "$installed"
 
 status=0 lints=0 tests=0
-# Runs cargo test as a part, and keeps what it and cargo say.
+# Runs the test programs that these words choose, as they are built: asked for some of them, cargo would build
+# these and the program under test anew, with other features of others' crates, while the rest use it.
 run() {
-    env --default-signal=INT,QUIT cargo test "${crates[@]}" "${@:2}" \
-        2> >(tee "$scratch/$1.errors" >&2) | tee "$scratch/$1.output" || : > "$scratch/tests"
+    grep "${@:2}" "$scratch/programs" | while IFS=$'\t' read -r what folder program; do
+        echo "     Running $what"
+        (cd "$folder" && CARGO_MANIFEST_DIR=$folder exec env --default-signal=INT,QUIT "$program") < /dev/null ||
+            printf '%s\t' "$what" "$folder" "$program" | sed 's/\t$/\n/' >> "$scratch/failed"
+    done | tee "$scratch/$1.output"
 }
 
 # What compiles, at the lowest priority: most stories of processes wait, and leave it time.
@@ -56,8 +71,8 @@ if [ $# -eq 0 ]; then
     say "running them in two parts side by side, and the lints beside both"
     export RUST_TEST_THREADS=${CUDA_CLUSTER_THREADS:-3}
     aside > "$scratch/aside" 2>&1 &
-    run python --no-fail-fast --test python > "$scratch/python" 2>&1 &
-    run stories --no-fail-fast --lib --bins --test '[!pw]*' --test 'p[!y]*'
+    run python -e '--test python\>' > "$scratch/python" 2>&1 &
+    run stories -v -e '--test python\>' -e '--test wheel\>' 2>&1
     wait
     unset RUST_TEST_THREADS
     say "what users of Python see"
@@ -65,23 +80,21 @@ if [ $# -eq 0 ]; then
     say "the lints, and the rules of the house"
     cat "$scratch/aside"
     say "what builds into the folder where the others look for the program"
-    run doc --no-fail-fast --doc
-    run wheel --no-fail-fast --test wheel
+    cargo test "${crates[@]}" --doc | tee "$scratch/doc.output" || : > "$scratch/status"
+    run wheel -e '--test wheel\>' 2>&1
     say "done"
+    [ ! -e "$scratch/failed" ] || tests=1
 else
     all=(--no-fail-fast)
     for argument in "$@"; do
         [ "$argument" = -- ] && break
         [ "$argument" = --no-fail-fast ] && all=()
     done
-    run asked "${all[@]}" "$@"
+    cargo test "${crates[@]}" "${all[@]}" "$@" | tee "$scratch/asked.output" || tests=$?
 fi
-for part in status lints tests; do
-    [ ! -e "$scratch/$part" ] || printf -v "$part" 1
-done
-sleep 1 # until all that cargo has said is in the files
+[ ! -e "$scratch/lints" ] || lints=1
+[ ! -e "$scratch/status" ] || status=1
 cat "$scratch"/*.output > "$scratch/output"
-cat "$scratch"/*.errors > "$scratch/errors"
 begun=$(grep -cE '^running [0-9]+ tests?$' "$scratch/output" || true)
 ended=$(grep -c '^test result:' "$scratch/output" || true)
 count() { awk -v word="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" word) n += $(i - 1) } END { print n + 0 }' "$2"; }
@@ -89,12 +102,13 @@ passed=$(count passed "$scratch/output") failed=$(count failed "$scratch/output"
 
 # A test may fail for the load of all the others; what is really wrong fails again.
 unsteady=0
-if [ "$tests" -ne 0 ] && [ "$begun" -eq "$ended" ] && [ "$failed" -gt 0 ] &&
+if [ -e "$scratch/failed" ] && [ "$begun" -eq "$ended" ] && [ "$failed" -gt 0 ] &&
     [ "$failed" -le "${CUDA_CLUSTER_SECOND_TRY:-0}" ]; then
     mapfile -t names < <(sed -n 's/^test \([^ ]*\) \.\.\. FAILED$/\1/p' "$scratch/output")
-    tr -d '`' < "$scratch/errors" | sed -n 's/^    \(-p .*\)$/\1/p' | while read -ra target; do
-        cargo test --locked "${target[@]}" -- --exact "${names[@]}" < /dev/null || true
-    done | tee "$scratch/again"
+    while IFS=$'\t' read -r what folder program; do
+        echo "     Running $what once more"
+        (cd "$folder" && CARGO_MANIFEST_DIR=$folder exec "$program" --exact "${names[@]}") < /dev/null || true
+    done < "$scratch/failed" | tee "$scratch/again"
     if [ "$(count passed "$scratch/again")" -eq "$failed" ] && [ "$(count failed "$scratch/again")" -eq 0 ]; then
         unsteady=$failed passed=$((passed + failed)) failed=0 tests=0
     fi
