@@ -16,7 +16,6 @@ use crate::cluster;
 use crate::ids::ClusterName;
 use crate::os::log_file::{Line, LogReader, Selection};
 use crate::os::run_directory::Paths;
-use crate::plan::Plan;
 use crate::units::Span;
 
 /// How often a followed log is checked for new lines.
@@ -169,8 +168,7 @@ fn meant(words: &[String]) -> Result<(Paths, Vec<String>), Failure> {
 
 /// Which of several programs each process runs, as planned.
 fn programs(paths: &Paths) -> BTreeMap<String, String> {
-    let plan = std::fs::read_to_string(paths.plan()).ok().and_then(|text| Plan::parse(&text).ok());
-    let workers = plan.into_iter().flat_map(|plan| plan.workers);
+    let workers = cluster::recorded_plan(paths).into_iter().flat_map(|plan| plan.workers);
     workers.filter_map(|worker| Some((worker.name, worker.program?))).collect()
 }
 

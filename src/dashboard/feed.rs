@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::measure::{Figures, Meter, processes_of};
 use crate::cluster::{
-    self, Client, Control, FindError, Lines, Paths, recorded_audit, recorded_machine,
+    self, Client, Control, FindError, Lines, Paths, recorded_audit, recorded_machine, recorded_plan,
 };
 use crate::ids::ClusterName;
 use crate::plan::{EnginePlan, Plan};
@@ -212,8 +212,7 @@ pub(super) struct Subject {
 impl Subject {
     /// The subject in a run directory.
     pub(super) fn of(paths: &Paths) -> Self {
-        let text = std::fs::read_to_string(paths.plan()).ok();
-        let plan = text.and_then(|text| Plan::parse(&text).ok());
+        let plan = recorded_plan(paths);
         let simulated = plan.as_ref().is_none_or(|plan| plan.machine.simulated);
         Self { machine: recorded_machine(paths).filter(|_| !simulated), plan }
     }

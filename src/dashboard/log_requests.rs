@@ -146,7 +146,8 @@ async fn file(Path(Named { name }): Path<Named>, Query(asked): Query<Asked>) -> 
         return (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "error": text }))).into_response();
     };
     let paths = Paths::of(&name);
-    let processes = match logged(&paths) {
+    let of = paths.clone();
+    let processes = match blocking(move || logged(&of)).await {
         Ok(processes) => processes,
         Err(error) => return no_logs(&name, &error),
     };

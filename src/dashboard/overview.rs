@@ -19,8 +19,9 @@ use serde_json::json;
 use super::measure;
 use crate::cluster::{self, ClusterPhase, Ended, Handle, ProcessPhase};
 use crate::ids::GpuUuid;
+use crate::os::process;
 use crate::plan::Plan;
-use crate::probe::{self, GpuGauges, Options};
+use crate::probe::{self, GpuGauges, Holder, OccupancyError, Options};
 use crate::supervise::ClusterState;
 use crate::supervise::state::JoinedPhase;
 use crate::text::in_full;
@@ -196,53 +197,49 @@ impl Claims {
     }
 
     /// The worker that a process is, or comes from.
-    fn owner(&self, procfs: &Path, pid: u32) -> Option<&Worker> {
-        let ancestors = std::iter::successors(Some(pid), |pid| parent(procfs, *pid));
-        ancestors.take(GENERATIONS).find_map(|pid| self.processes.get(&pid))
+    fn owner(&self, pid: u32) -> Option<&Worker> {
+        let ancestors = std::iter::successors(Some(pid), |pid| process::parent(*pid));
+        let mut ancestors = ancestors.take(GENERATIONS).take_while(|pid| *pid > 1);
+        ancestors.find_map(|pid| self.processes.get(&pid))
     }
 }
 
-/// The parent of a process: field 4 of `stat`, after a name that may contain anything.
-fn parent(procfs: &Path, pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(procfs.join(format!("{pid}/stat"))).ok()?;
-    let (_, after) = stat.rsplit_once(')')?;
-    after.split_whitespace().nth(1)?.parse().ok().filter(|parent| *parent > 1)
-}
-
 /// What can be seen of a process that is of no cluster.
-fn other(procfs: &Path, pid: u32, bytes: Option<u64>) -> Other {
-    let folder = procfs.join(pid.to_string());
-    let text = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
-    let name = text("comm").map(|name| name.trim().to_owned());
-    let status = text("status").unwrap_or_default();
-    let uid = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let uid = uid.and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok());
+fn other(pid: u32, bytes: Option<u64>) -> Other {
+    // NVML tells ids of this process's namespace, whose files are here.
+    let seen = probe::seen(Path::new("/proc"), pid, bytes);
     let named = |uid: u32| match User::from_uid(Uid::from_raw(uid)) {
         Ok(Some(user)) => user.name,
         _ => uid.to_string(),
     };
-    Other { pid, name, user: uid.map(named), bytes }
+    Other { pid, name: seen.name, user: seen.uid.map(named), bytes }
 }
 
+/// A GPU and its instances.
+fn uuids(gpu: &Gpu) -> impl Iterator<Item = &GpuUuid> {
+    gpu.uuid.iter().chain(gpu.mig.iter().map(|instance| &instance.uuid))
+}
+
+/// Who computes on each GPU and instance.
+type Holders<'a> =
+    Result<BTreeMap<&'a GpuUuid, Result<Vec<Holder>, OccupancyError>>, OccupancyError>;
+
 /// A GPU with those who use it: those that compute on it, and workers that are there for it.
-fn gpu_row(gpu: &Gpu, claims: &Claims, gauges: Option<GpuGauges>, options: &Options) -> GpuRow {
-    let instances = gpu.mig.iter().map(|instance| &instance.uuid);
-    let uuids: Vec<&GpuUuid> = gpu.uuid.iter().chain(instances).collect();
+fn gpu_row(gpu: &Gpu, claims: &Claims, gauges: Option<GpuGauges>, holders: &Holders<'_>) -> GpuRow {
     let (mut workers, mut others, mut unseen) = (Vec::new(), Vec::new(), None);
-    // NVML tells ids of this process's namespace, whose files are here.
-    let procfs = Path::new("/proc");
-    for uuid in uuids {
+    for uuid in uuids(gpu) {
         workers.extend(claims.gpus.get(uuid).into_iter().flatten().cloned());
-        match probe::holders(options, uuid) {
+        let found = holders.as_ref().map(|all| all.get(uuid).map(Result::as_ref).transpose());
+        match found.and_then(|found| found) {
             Ok(holders) => {
-                for holder in holders {
-                    match claims.owner(procfs, holder.pid) {
+                for holder in holders.into_iter().flatten() {
+                    match claims.owner(holder.pid) {
                         Some(worker) => workers.push(worker.clone()),
-                        None => others.push(other(procfs, holder.pid, holder.bytes)),
+                        None => others.push(other(holder.pid, holder.bytes)),
                     }
                 }
             }
-            Err(error) => unseen = Some(in_full(&error)),
+            Err(error) => unseen = Some(in_full(error)),
         }
     }
     workers.sort();
@@ -290,7 +287,8 @@ fn devices(claims: &Claims) -> serde_json::Value {
         Err(error) => return json!({ "unseen": error, "gpus": [], "nics": [] }),
     };
     let (mut gauges, _) = measure::devices();
-    let mut row = |gpu: &Gpu| gpu_row(gpu, claims, gauges.remove(&gpu.index.0), &options);
+    let holders = probe::holders_of_each(&options, machine.gpus.iter().flat_map(uuids));
+    let mut row = |gpu: &Gpu| gpu_row(gpu, claims, gauges.remove(&gpu.index.0), &holders);
     let gpus: Vec<GpuRow> = machine.gpus.iter().map(&mut row).collect();
     let nics: Vec<NicRow> = machine.nics.iter().map(|nic| nic_row(nic, claims)).collect();
     json!({ "name": machine.name, "driver": machine.driver, "gpus": gpus, "nics": nics })
@@ -299,10 +297,7 @@ fn devices(claims: &Claims) -> serde_json::Value {
 /// A running cluster, and its state if it tells.
 async fn asked(one: Handle) -> (Row, Option<(ClusterState, Option<Plan>)>) {
     match tokio::time::timeout(ANSWER, one.state()).await {
-        Ok(Ok(state)) => {
-            let text = std::fs::read_to_string(one.paths.plan()).unwrap_or_default();
-            (Row::of(&state, true), Some((state, Plan::parse(&text).ok())))
-        }
+        Ok(Ok(state)) => (Row::of(&state, true), Some((state, cluster::recorded_plan(&one.paths)))),
         Ok(Err(error)) => (Row::silent(&one, in_full(&error)), None),
         Err(_) => (Row::silent(&one, "its supervisor does not answer".to_owned()), None),
     }
@@ -344,15 +339,14 @@ mod tests {
         let mut claims = Claims::default();
         claims.processes.insert(std::process::id(), own.clone());
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
-        let procfs = Path::new("/proc");
-        let owner = claims.owner(procfs, child.id()).cloned();
-        let seen = other(procfs, child.id(), Some(1));
+        let owner = claims.owner(child.id()).cloned();
+        let seen = other(child.id(), Some(1));
         child.kill().expect("killed");
         child.wait().expect("its end");
         assert_eq!(owner, Some(own));
         assert!(seen.user.is_some_and(|user| !user.is_empty()));
-        assert_eq!(claims.owner(procfs, 1), None, "the machine's first process");
-        let gone = other(procfs, u32::MAX, None);
+        assert_eq!(claims.owner(1), None, "the machine's first process");
+        let gone = other(u32::MAX, None);
         assert_eq!((gone.name, gone.user), (None, None), "nothing is made up");
     }
 }

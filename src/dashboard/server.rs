@@ -43,10 +43,9 @@ use super::measure::processes_of;
 use super::{history, log_requests, logs, measure, metrics, overview, scrape};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
-    recorded_machine, recorded_preflight,
+    recorded_machine, recorded_plan, recorded_preflight,
 };
 use crate::ids::ClusterName;
-use crate::plan::Plan;
 use crate::supervise::{ClusterState, metrics as supervise_metrics};
 use crate::text::{in_full, masked_json};
 
@@ -253,8 +252,7 @@ struct NamedProcess {
 
 async fn about(Path(Named { name }): Path<Named>) -> Response {
     let paths = Paths::of(&name);
-    let text = std::fs::read_to_string(paths.plan()).unwrap_or_default();
-    let Ok(plan) = Plan::parse(&text) else {
+    let Some(plan) = recorded_plan(&paths) else {
         let error = json!({ "error": format!("there is no cluster named {name}") });
         return (StatusCode::NOT_FOUND, Json(error)).into_response();
     };

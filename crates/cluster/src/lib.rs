@@ -117,7 +117,9 @@ pub use prepare::{
     Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan, prepare_whole,
 };
 #[doc(hidden)]
-pub use report::{BugReport, crashes, recorded_audit, recorded_machine, recorded_preflight};
+pub use report::{
+    BugReport, crashes, recorded_audit, recorded_machine, recorded_plan, recorded_preflight,
+};
 #[doc(hidden)]
 pub use stalls::look_at;
 

@@ -5,8 +5,7 @@
 use std::fs;
 use std::io;
 
-use super::{Paths, SCHEDULER};
-use cuda_cluster_model::plan::Plan;
+use super::{Paths, SCHEDULER, recorded_plan};
 
 /// Names of the processes that have a log, or will have one with their first line: the scheduler
 /// first, then by name and number.
@@ -19,7 +18,7 @@ pub fn logged(paths: &Paths) -> io::Result<Vec<String>> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".log").map(str::to_owned));
     // A directory without a readable plan still has logs.
-    let plan = fs::read_to_string(paths.plan()).ok().and_then(|text| Plan::parse(&text).ok());
+    let plan = recorded_plan(paths);
     let planned = plan.iter().flat_map(|plan| {
         let scheduler = plan.scheduler.is_some().then(|| SCHEDULER.to_owned());
         scheduler.into_iter().chain(plan.workers.iter().map(|worker| worker.name.clone()))

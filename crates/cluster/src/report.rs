@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::{Paths, recorded_history};
 use cuda_cluster_machine::os::log_file;
 use cuda_cluster_model::ids::ClusterName;
+use cuda_cluster_model::plan::Plan;
 use cuda_cluster_model::preflight::Finding;
 use cuda_cluster_model::text::{masked_json, masked_line};
 use cuda_cluster_model::topology::Topology;
@@ -86,6 +87,11 @@ impl BugReport {
             history: recorded_history(paths).ok().map(|all| all.curves(None, None, POINTS)),
         }
     }
+}
+
+/// The plan of a cluster, as its run directory keeps it; `None` if this program cannot read it.
+pub fn recorded_plan(paths: &Paths) -> Option<Plan> {
+    Plan::parse(&fs::read_to_string(paths.plan()).ok()?).ok()
 }
 
 /// The machine that a cluster was planned for, as its run directory keeps it.

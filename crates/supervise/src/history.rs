@@ -222,9 +222,9 @@ impl Recorder {
         if !there.is_file() {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let header = self.rings.shape().header();
+        let header = self.rings.header();
         if there.len() < header.len() as u64 {
-            file.write_all_at(&header, 0)?;
+            file.write_all_at(header, 0)?;
         }
         Ok(file)
     }

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::cluster::Paths;
+use crate::cluster::{Paths, recorded_plan};
 use crate::dashboard::{Figures, Lanes, Update};
 use crate::ids::ClusterName;
 use crate::plan::{Plan, WorkerPlan};
@@ -74,8 +74,7 @@ impl Picture {
 
     fn read_files(&mut self) {
         let paths = Paths::of(&self.name);
-        let text = std::fs::read_to_string(paths.plan()).ok();
-        self.plan = text.and_then(|text| Plan::parse(&text).ok());
+        self.plan = recorded_plan(&paths);
         let text = std::fs::read_to_string(paths.events()).unwrap_or_default();
         let live = std::mem::take(&mut self.records);
         // The last line may be incomplete.

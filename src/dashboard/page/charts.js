@@ -9,6 +9,13 @@ const POWERS = Array.from({ length: 50 }, (_, at) => 2 ** at);
 /** Steps of an axis of time: whole seconds, minutes, hours, days. */
 const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
 
+/** The page's colours by name, as they are now, and how axes look in them. */
+export function looks() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  return { colour, axis: { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" } };
+}
+
 export class Charts {
   /** `options` say what a part that is drawn over is for (`range`), and a click (`pick`), which moment is chosen (`chosen`), from when until when to draw (`window`, in seconds) and how a time is told (`moment`). */
   constructor(place, options = {}) {
@@ -98,9 +105,7 @@ export class Charts {
       chart.plot.setData(data);
       return;
     }
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const { colour, axis } = looks();
     const box = h("div", { class: "chart", role: "group", "aria-label": title }, h("h3", {}, title));
     old?.plot.destroy();
     if (old) old.box.replaceWith(box);

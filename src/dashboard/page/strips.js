@@ -1,6 +1,7 @@
 // Each of many workers over time: a row of colour for each, and a curve for the one that is chosen.
 // Up to eight workers have a line each in the charts.
 
+import { looks } from "./charts.js";
 import { bytes, clock, h } from "./model.js";
 
 /** Fewest workers that are shown here. */
@@ -75,8 +76,8 @@ export class Strips {
   }
 
   draw(workers, figures) {
-    const style = getComputedStyle(document.documentElement);
-    const colours = Array.from({ length: STEPS }, (_, at) => style.getPropertyValue(`--s${at}`).trim());
+    const { colour } = looks();
+    const colours = Array.from({ length: STEPS }, (_, at) => colour(`--s${at}`));
     this.row = workers.length > 40 ? 7 : workers.length > 20 ? 10 : 15;
     this.width = Math.max(240, this.canvas.parentElement.clientWidth - LEFT - 4);
     const dots = window.devicePixelRatio || 1;
@@ -91,7 +92,7 @@ export class Strips {
     const each = Math.max(1, Math.ceil(12 / this.row));
     context.font = "10px system-ui, sans-serif";
     context.textBaseline = "middle";
-    context.fillStyle = style.getPropertyValue("--muted").trim();
+    context.fillStyle = colour("--muted");
     workers.forEach((worker, a) => { if (a % each === 0) context.fillText(worker.name, 0, a * this.row + Math.max(6, this.row / 2), LEFT - 6); });
     const step = this.width / figures.length;
     this.values.forEach((row, a) => row.forEach((value, t) => {
@@ -100,7 +101,7 @@ export class Strips {
       context.fillRect(LEFT + t * step, a * this.row + 0.5, Math.ceil(step), this.row - 1);
     }));
     if (this.at) {
-      context.strokeStyle = style.getPropertyValue("--text").trim();
+      context.strokeStyle = colour("--text");
       context.strokeRect(LEFT + 0.5, this.at[0] * this.row + 0.5, this.width - 1, this.row - 1);
     }
     const [, , format] = KINDS[this.kind];
@@ -166,10 +167,8 @@ export class Strips {
     if (this.plot && this.drawn === key) return void this.plot.setData(data);
     this.forget();
     this.drawn = key;
-    const style = getComputedStyle(document.documentElement);
-    const colour = (one) => style.getPropertyValue(one).trim();
+    const { colour, axis } = looks();
     const [, , format] = KINDS[this.kind];
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const line = (label, stroke, width, dash) => ({ label, stroke: colour(stroke), width, dash, points: { show: false }, value: (_, value) => (value == null ? "–" : format(value)) });
     this.plot = new uPlot({
       width: Math.max(200, this.plotted.clientWidth), height: 130, legend: { live: false },

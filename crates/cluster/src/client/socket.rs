@@ -18,9 +18,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::ClientError;
 use crate::control::Control;
+use crate::report::recorded_plan;
 use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_machine::os::run_directory::Paths;
-use cuda_cluster_model::plan::{Plan, Unresponsive};
+use cuda_cluster_model::plan::Unresponsive;
 use cuda_cluster_native::connection;
 use cuda_cluster_native::error::ConversationError;
 use cuda_cluster_supervise::ClusterState;
@@ -35,8 +36,7 @@ pub(super) const LOOK: Duration = Duration::from_secs(2);
 
 /// The error for a process that does not answer, preferably one of those named.
 pub(super) fn silent(paths: &Paths, named: Option<&str>) -> Option<ClientError> {
-    let plan: Plan = Plan::parse(&std::fs::read_to_string(paths.plan()).ok()?).ok()?;
-    if plan.supervision.unresponsive == Unresponsive::Restart {
+    if recorded_plan(paths)?.supervision.unresponsive == Unresponsive::Restart {
         return None;
     }
     let control = Control::new(paths.control());

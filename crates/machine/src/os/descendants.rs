@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::pidfd::PidFd;
-use super::process::stat;
+use super::process::parent;
 
 /// A snapshot of all processes, by parent.
 #[derive(Debug, Default)]
@@ -23,8 +23,8 @@ impl Family {
     pub(super) fn look() -> Self {
         let mut family = Self::default();
         for pid in pids() {
-            if let Some(parent) = parent(pid) {
-                family.children.entry(parent).or_default().push(pid);
+            if let Some(parent) = parent(pid.cast_unsigned()) {
+                family.children.entry(parent.cast_signed()).or_default().push(pid);
             }
         }
         family
@@ -51,10 +51,6 @@ impl Family {
 fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-}
-
-fn parent(pid: i32) -> Option<i32> {
-    stat(pid.cast_unsigned(), 4)
 }
 
 /// Whether the process was started with the entry `mark` (`VARIABLE=value`) in its environment.

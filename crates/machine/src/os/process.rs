@@ -159,6 +159,11 @@ pub fn age(pid: u32) -> Option<Duration> {
     Some(Duration::from(now).saturating_sub(started))
 }
 
+/// A process's parent; `None` if it has ended.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat(pid, 4)
+}
+
 /// When a process was started, in ticks of the clock that counts since boot.
 pub(super) fn started(pid: u32) -> Option<u64> {
     stat(pid, 22)

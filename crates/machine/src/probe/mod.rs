@@ -34,10 +34,11 @@ use cuda_cluster_model::topology::{Allowed, Topology};
 use cuda_cluster_model::units::{Span, UnitError};
 
 pub use caller::{caller, here};
+pub use evidence::seen;
 pub use gauges::{GpuGauges, GpuMeter};
 pub use libucp::{NoLibucp, check_libucp, own_environment};
 pub use nvml_library::{DriverFault, Libraries};
-pub use occupancy::{Holder, OccupancyError, holders};
+pub use occupancy::{Holder, OccupancyError, holders, holders_of_each};
 pub use port::{PortError, check_port};
 pub use traffic::{Traffic, nics, traffic};
 pub use xid::{XidEvent, XidWatch};

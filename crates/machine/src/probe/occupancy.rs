@@ -6,6 +6,8 @@
 //! *Invariant:* NVML is open only during a query, so that an idle supervisor does not hold the
 //! driver.
 
+use std::collections::BTreeMap;
+
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -45,11 +47,31 @@ pub enum OccupancyError {
 /// # Errors
 /// If there is no driver, the GPU is lost, or NVML does not report them.
 pub fn holders(options: &Options, uuid: &GpuUuid) -> Result<Vec<Holder>, OccupancyError> {
-    let Opened::Working(nvml) = nvml_library::open(&options.nvml)? else {
-        return Err(OccupancyError::NoDriver);
-    };
+    held_by(&opened(options)?, uuid)
+}
+
+/// The same of several, for which NVML is opened once.
+///
+/// # Errors
+/// If there is no driver.
+pub fn holders_of_each<'a>(
+    options: &Options,
+    uuids: impl Iterator<Item = &'a GpuUuid>,
+) -> Result<BTreeMap<&'a GpuUuid, Result<Vec<Holder>, OccupancyError>>, OccupancyError> {
+    let nvml = opened(options)?;
+    Ok(uuids.map(|uuid| (uuid, held_by(&nvml, uuid))).collect())
+}
+
+fn opened(options: &Options) -> Result<Nvml, OccupancyError> {
+    match nvml_library::open(&options.nvml)? {
+        Opened::Working(nvml) => Ok(*nvml),
+        _ => Err(OccupancyError::NoDriver),
+    }
+}
+
+fn held_by(nvml: &Nvml, uuid: &GpuUuid) -> Result<Vec<Holder>, OccupancyError> {
     let told = |nvml: &Nvml| device(nvml, uuid)?.running_compute_processes();
-    let processes = told(&nvml).map_err(|source| match source {
+    let processes = told(nvml).map_err(|source| match source {
         NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::NotFound => {
             OccupancyError::Lost { uuid: uuid.clone(), source }
         }

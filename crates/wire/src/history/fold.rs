@@ -9,6 +9,7 @@ use super::{Figure, Shape, Span, State, single};
 #[derive(Debug)]
 pub struct Rings {
     shape: Shape,
+    header: Vec<u8>,
     /// The number of records so far, of each level.
     written: Vec<u64>,
     /// What is being folded for each level but the first, and for which part of the time.
@@ -22,6 +23,7 @@ impl Rings {
         Self {
             written: vec![0; shape.levels.len()],
             folds: vec![Default::default(); coarser],
+            header: shape.header(),
             shape,
         }
     }
@@ -29,6 +31,11 @@ impl Rings {
     /// What the history is about.
     pub fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// The beginning of the file.
+    pub fn header(&self) -> &[u8] {
+        &self.header
     }
 
     /// Adds what was read now; returns the records to write, each with its place in the file. A
@@ -55,7 +62,7 @@ impl Rings {
     fn place(&mut self, level: usize) -> u64 {
         let record = self.shape.record_bytes() as u64;
         let before = self.shape.levels[..level].iter().map(|ring| u64::from(ring.slots) * record);
-        let begin = self.shape.header().len() as u64 + before.sum::<u64>();
+        let begin = self.header.len() as u64 + before.sum::<u64>();
         let slot = self.written[level] % u64::from(self.shape.levels[level].slots.max(1));
         self.written[level] += 1;
         begin + slot * record

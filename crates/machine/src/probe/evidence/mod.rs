@@ -20,6 +20,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(super) use nvml::{States, confidential, state};
+pub use process::seen;
 
 use super::Options;
 use cuda_cluster_model::preflight::{DeviceFile, Evidence, Look};
@@ -54,7 +55,9 @@ pub(super) fn complete(
     evidence.confidential = states.confidential;
     for state in evidence.gpus.values_mut() {
         if let Look::Seen(holders) = &mut state.holders {
-            holders.iter_mut().for_each(|holder| process::name(options, holder));
+            for holder in holders {
+                *holder = seen(&options.procfs, holder.pid, holder.bytes);
+            }
         }
     }
     evidence.functions = pci::look(options, topology);

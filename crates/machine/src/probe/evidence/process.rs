@@ -103,22 +103,26 @@ impl Groups {
     }
 }
 
-/// Adds what can be seen of a process that holds a GPU.
-pub(super) fn name(options: &Options, holder: &mut Holder) {
-    let folder = options.procfs.join(holder.pid.to_string());
-    holder.name = first_line(&folder.join("comm"));
+/// What can be seen of a process that holds so much of a GPU.
+pub fn seen(procfs: &Path, pid: u32, bytes: Option<u64>) -> Holder {
+    let folder = procfs.join(pid.to_string());
     let status = std::fs::read_to_string(folder.join("status")).unwrap_or_default();
     let uid = field(&status, "Uid");
-    holder.uid = uid.and_then(|ids| ids.split_whitespace().next()?.parse().ok());
-    holder.age_s = age(options, &folder);
+    Holder {
+        pid,
+        name: first_line(&folder.join("comm")),
+        uid: uid.and_then(|ids| ids.split_whitespace().next()?.parse().ok()),
+        age_s: age(procfs, &folder),
+        bytes,
+    }
 }
 
 /// For how long a process has run: field 22 of `stat`, in ticks since the start of the machine.
-fn age(options: &Options, folder: &Path) -> Option<u64> {
+fn age(procfs: &Path, folder: &Path) -> Option<u64> {
     let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
     let (_, after) = stat.rsplit_once(')')?;
     let started: f64 = after.split_whitespace().nth(19)?.parse().ok()?;
-    let uptime = first_line(&options.procfs.join("uptime"))?;
+    let uptime = first_line(&procfs.join("uptime"))?;
     let uptime: f64 = uptime.split_whitespace().next()?.parse().ok()?;
     // SAFETY: a call that only reads a constant.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
