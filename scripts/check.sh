@@ -4,6 +4,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/lint.sh
 scripts/features.sh
-cargo test --locked --quiet --package cuda-cluster-comm --no-default-features --features plane
+scripts/comm-tests.sh --quiet
 cargo test --locked --quiet --package tidy
-cargo test --locked --quiet --workspace --exclude cuda-cluster-comm --exclude tidy
+cargo test --locked --quiet --workspace --exclude bindgen --exclude tidy

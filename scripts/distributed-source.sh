@@ -12,6 +12,10 @@ python=${PYTHON:-$here/.venv/bin/python}
 export PYTHONDONTWRITEBYTECODE=1
 installed=$("$python" -c 'import distributed; print(distributed.__path__[0])')
 version=$("$python" -c 'import distributed; print(distributed.__version__)')
+git -C "$repository" rev-parse --quiet --verify "$version^{commit}" >/dev/null || {
+    echo "$repository is no clone of dask/distributed with the tag $version" >&2
+    exit 2
+}
 cp -r "$installed" "$folder/distributed"
 git -C "$repository" archive "$version" distributed conftest.py pyproject.toml |
     tar -x -C "$folder" --wildcards '*/tests' conftest.py pyproject.toml

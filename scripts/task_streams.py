@@ -78,4 +78,6 @@ def main(folder, scale=0.1, workers=4):
 
 
 if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
     main(sys.argv[1], *(kind(value) for kind, value in zip((float, int), sys.argv[2:])))

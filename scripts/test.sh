@@ -18,7 +18,8 @@ trap 'rm -rf "$scratch"' EXIT
 export CUDA_CLUSTER_SKIPS=$scratch/skips
 touch "$CUDA_CLUSTER_SKIPS"
 say() { echo "== $(date -u +%H:%M:%S) $*"; }
-crates=(--locked --workspace --exclude cuda-cluster-comm --exclude tidy)
+# Always the same choice: for another one cargo builds others' crates anew, with other features.
+crates=(--locked --workspace --exclude bindgen --exclude tidy)
 
 # What else the tests need comes over the network for the most part, and the compiler needs the CPUs. Bash has what
 # it puts into the background ignore Ctrl-C, also in what that starts.
@@ -26,12 +27,11 @@ env --default-signal=INT,QUIT bash -c 'scripts/setup.sh --tests && scripts/oldes
     > "$scratch/setup" 2>&1 &
 installing=$!
 say "building, and installing what the tests need"
-# What Python loads; the Python package's tests use it. By itself it would be built with UCX's headers
-# of its own, because other crates would have other features.
-cargo build --locked --quiet --lib --package cuda-cluster --package cuda-cluster-comm
-
-# Each test program: how cargo is asked for it, its package's folder, and where it is.
-[ $# -gt 0 ] || cargo test "${crates[@]}" --no-run --message-format=json-render-diagnostics | python3 -c '
+# What Python loads, the program and the examples, which tests use; and each test program: how cargo is asked
+# for it, its package's folder, and where it is.
+what=(--lib --bins --examples)
+[ $# -gt 0 ] || what+=(--tests)
+cargo build "${crates[@]}" "${what[@]}" --message-format=json-render-diagnostics | python3 -c '
 import json, os, sys
 for line in sys.stdin:
     made = json.loads(line)
@@ -61,9 +61,7 @@ run() {
 aside() {
     nice -n 19 scripts/lint.sh || : > "$scratch/lints"
     nice -n 19 scripts/features.sh || : > "$scratch/status"
-    # Without Python: a test program would need libpython.
-    nice -n 19 cargo test --locked --package cuda-cluster-comm --no-default-features --features plane |
-        tee "$scratch/comm.output" || : > "$scratch/status"
+    nice -n 19 scripts/comm-tests.sh | tee "$scratch/comm.output" || : > "$scratch/status"
     nice -n 19 cargo test --locked --package tidy | tee "$scratch/tidy.output" || : > "$scratch/status"
 }
 

@@ -174,7 +174,7 @@ def main():
     unknown = [name for name in options.only if name not in NAMES]
     unknown += [name for name in options.candidates if name not in CANDIDATES]
     if unknown:
-        parser.error(f"there is no {unknown[0]}: workloads are {', '.join(NAMES)}; candidates {', '.join(CANDIDATES)}")
+        parser.error(f"there is no {unknown[0]}: workloads are {', '.join(NAMES)}; candidates, with + between them, {' + '.join(CANDIDATES)}")
     with tempfile.TemporaryDirectory(prefix="wl", dir="/tmp") as folder:
         os.environ["XDG_RUNTIME_DIR"] = os.environ["TMPDIR"] = folder
         return int(table(options))

@@ -18,6 +18,10 @@ import numpy as np
 from distributed import Client
 
 
+#: Of a smaller share some workloads have no data, whose result would always be right.
+SMALLEST = 0.001
+
+
 class Workload(NamedTuple):
     #: What is done, in a few words.
     title: str
@@ -39,10 +43,18 @@ class Workload(NamedTuple):
         )
 
 
+def share(text: str) -> float:
+    """A scale at which there is something to compute."""
+    scale = float(text)
+    if not SMALLEST <= scale <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not from {SMALLEST} to 100")
+    return scale
+
+
 def main(workload: Workload) -> None:
     parser = argparse.ArgumentParser(description=f"{workload.title}. At scale 1: {workload.full}.")
     parser.add_argument("address", nargs="?", help="a scheduler's address (default: a cluster of its own)")
-    parser.add_argument("--scale", type=float, default=0.02, help="share of the whole size (default: 0.02)")
+    parser.add_argument("--scale", type=share, default=0.02, help="share of the whole size (default: 0.02)")
     parser.add_argument("--simulate", action="store_true", help="GPUs that are not there: a made-up DGX-1")
     options = parser.parse_args()
     if options.address is not None:

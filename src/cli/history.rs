@@ -41,6 +41,9 @@ const PAGE: usize = 80;
 /// Columns for the highest figure.
 const HIGHEST: usize = 11;
 
+/// Fewer CPUs than this are next to none, whatever the highest was.
+const LEAST_CPUS: f64 = 0.1;
+
 /// Points of the JSON form.
 const POINTS: usize = 1000;
 
@@ -87,9 +90,10 @@ fn rendered(curves: &Curves, names: usize) -> String {
         if highest <= 0.0 {
             continue;
         }
+        let full = if figure == "cpus" { highest.max(LEAST_CPUS) } else { highest };
         let _ = writeln!(text, "{figure}");
         for process in &curves.processes {
-            let marks = marks(process, figure, highest);
+            let marks = marks(process, figure, full);
             let most = told(figure, of(process));
             let _ = writeln!(text, "  {:names$}  {marks} {most}", process.name);
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,17 @@ def test_a_notebook_shows_it_with_a_picture_of_the_machine(cluster):
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: "2 of 3 workers READY; gpu1 " in cluster._repr_html_(), "its end is shown")
     eventually(lambda: "3 of 3 workers READY" in cluster._repr_html_(), "it is back")
+
+
+def test_a_notebook_does_not_show_workers_as_ready_whose_supervisor_has_died():
+    with LocalCUDACluster(n_workers=1, name="orphaned", **MACHINE) as cluster:
+        assert ", READY</title>" in cluster._repr_html_()
+        kept = cluster.run_directory
+        os.kill(cuda_cluster.attach("orphaned").state().json["supervisor_pid"], signal.SIGKILL)
+        eventually(lambda: "no worker runs" in cluster._repr_html_(), "its end is shown")
+        assert ", READY</title>" not in cluster._repr_html_()
+    # What is known of such an end is kept, and not needed here.
+    shutil.rmtree(kept)
 
 
 def test_it_is_found_by_its_name_and_left_alone_by_who_only_found_it(cluster):

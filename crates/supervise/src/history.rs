@@ -249,7 +249,8 @@ mod tests {
             "supervision": Supervision::default(), "scheduler": null, "workers": [worker],
         });
         let launch: Launch = serde_json::from_value(launch).expect("a launch");
-        Recorder::new(&launch, paths, SystemTime::now())
+        // At the beginning of a minute: what ends with one is in the coarser levels too.
+        Recorder::new(&launch, paths, UNIX_EPOCH + Duration::from_secs(1_800_000_000))
     }
 
     /// This process as a worker that has answered so.

@@ -443,6 +443,9 @@ class LocalCUDACluster(Scaled):
         if self._states is None and self.run_directory is not None:
             self._states = views.States(self.run_directory)
         states = self._states.now() if self._states is not None else {}
+        if self.status in (Status.closing, Status.closed, Status.failed):
+            # Who has died with its supervisor is still READY in what that wrote last.
+            states = dict.fromkeys(states, "stopped")
         # The widget asks for this again and again; it shows it when it has changed.
         return (
             f"{text}<details open><summary><b>{html.escape(self.name)}</b>: {html.escape(views.summary(states))}"

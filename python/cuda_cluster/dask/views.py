@@ -182,15 +182,17 @@ class States:
         self._known: dict[str, str] = {}
 
     def now(self) -> dict[str, str]:
-        """By the workers' names, in their order; the last that was known of a cluster that has ended."""
+        """By the workers' names, in their order; none of a cluster that has left nothing."""
         try:
             at = os.stat(self._path)
             if (at.st_mtime_ns, at.st_ino) != self._at:
                 with open(self._path, encoding="utf-8") as file:
                     self._known = {one["name"]: one["state"] for one in json.load(file)["workers"]}
                 self._at = (at.st_mtime_ns, at.st_ino)
+        except FileNotFoundError:
+            self._known, self._at = {}, None
         except (OSError, ValueError, KeyError, TypeError):
-            pass
+            pass  # It is written anew after a change.
         return self._known
 
 
@@ -215,6 +217,8 @@ def worded(state: str) -> str:
 def summary(states: Mapping[str, str]) -> str:
     """Such as `2 of 3 workers READY; gpu1 restarting`."""
     wanted = {name: state for name, state in states.items() if state != "stopped"}
+    if not wanted:
+        return "no worker runs"
     others = [f"{name} {worded(state)}" for name, state in wanted.items() if state != "ready"]
     ready = f"{len(wanted) - len(others)} of {len(wanted)} worker{'' if len(wanted) == 1 else 's'} READY"
     return "; ".join([ready, ", ".join(others)]) if others else ready
