@@ -4,7 +4,7 @@
 #
 #   scripts/test.sh [ARGUMENTS OF cargo test]     without any: also the lints, the rules of the house,
 #                                                 and that each part builds without those above it
-#   CUDA_CLUSTER_THREADS=3              tests at a time in each of the two parts that run side by side
+#   CUDA_CLUSTER_THREADS=2              tests at a time in each of the two parts that run side by side
 #   CUDA_CLUSTER_REQUIRE=dask,root      what there must be: no test is skipped for want of it
 #   CUDA_CLUSTER_SECOND_TRY=5           up to so many failures are tried once more, alone; those that
 #                                       pass then are named as unsteady, and are to be mended
@@ -67,7 +67,7 @@ aside() {
 
 if [ $# -eq 0 ]; then
     say "running them in two parts side by side, and the lints beside both"
-    export RUST_TEST_THREADS=${CUDA_CLUSTER_THREADS:-3}
+    export RUST_TEST_THREADS=${CUDA_CLUSTER_THREADS:-2}
     aside > "$scratch/aside" 2>&1 &
     run python -e '--test python\>' > "$scratch/python" 2>&1 &
     run stories -v -e '--test python\>' -e '--test wheel\>' 2>&1
