@@ -18,6 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use crate::queued::Engine;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_model::plan::EngineKind;
 use cuda_cluster_supervise::{ClusterState, ProcessState, Stall, Stopper};
@@ -46,6 +47,8 @@ const LONGEST_ANSWER: u64 = 256 << 20;
 struct Order {
     ranks: Vec<Rank>,
     serves: bool,
+    /// Who is asked about its tasks.
+    engine: Option<Engine>,
 }
 
 /// What was seen, and what follows from it.
@@ -64,11 +67,16 @@ impl Order {
     fn of(state: &ClusterState) -> Self {
         let processes = state.scheduler.iter().chain(&state.workers);
         // The processes of other engines wait for requests while nothing is to be done.
-        Self { ranks: processes.map(rank).collect(), serves: state.engine != EngineKind::Command }
+        let serves = state.engine != EngineKind::Command;
+        Self { ranks: processes.map(rank).collect(), serves, engine: Engine::of(state) }
     }
 
     fn look(self) -> Evidence {
-        look(self.ranks, self.serves, Limits::default())
+        let mut evidence = look(self.ranks, self.serves, Limits::default());
+        if let Some(engine) = self.engine {
+            engine.ask(&mut evidence);
+        }
+        evidence
     }
 }
 
@@ -270,7 +278,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_is_not_there_or_says_nothing_is_the_reason() {
-        let order = Order { ranks: Vec::new(), serves: false };
+        let order = Order { ranks: Vec::new(), serves: false, engine: None };
         let why = |program: &'static str| {
             let order = &order;
             async move {

@@ -327,7 +327,9 @@ impl<'a> Walk<'a> {
         thread: &'a Thread,
         visited: &mut Visited,
     ) -> Condition {
-        let tasks = process.threads.iter().filter(|one| calls::runs_a_task(one));
+        let own = |one: &&Thread| self.evidence.task(self.rank, one.tid).is_some();
+        let tasks =
+            process.threads.iter().filter(|one| calls::runs_a_task(one) || own(one));
         let fresh: Vec<&Thread> = tasks.filter(|one| !visited.contains(&one.tid)).collect();
         let tasks = fresh.into_iter().map(|one| self.thread(process, one, visited));
         if let Some(task) = tasks.min_by_key(|task| task.kind) {

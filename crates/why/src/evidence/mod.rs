@@ -5,9 +5,13 @@
 //! *Invariant:* what could not be seen is missing and named in [`Evidence::unseen`], never a
 //! value that looks as if it had been seen. No environment and no argument of a process is in it.
 
+mod tasks;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+
+pub use tasks::{Fetch, Held, Paused, Placed, Tasks};
 
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
@@ -33,6 +37,9 @@ pub struct Evidence {
     /// Share of the last ten seconds in which some process waited for memory, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_pressure: Option<f64>,
+    /// What its engine says of its tasks, if it has some and has answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<Tasks>,
     /// What could not be seen, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<Unseen>,
