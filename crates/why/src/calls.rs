@@ -162,19 +162,10 @@ pub(crate) fn native(thread: &Thread) -> Option<Native> {
 pub(crate) fn place(thread: &Thread) -> Option<String> {
     let line = program(&thread.frames).map(Frame::place);
     line.or_else(|| {
-        // Not a library's, nor one that Rust and C++ put into the program.
-        let mut own = thread.functions.iter().filter(|one| !one.module.contains(".so"));
-        let written = own.clone().find(|one| !is_standard(&one.name));
-        let function = written.or_else(|| own.next())?;
-        Some(format!("{} in {}", function.module, function.name))
+        // Not a library's.
+        let own = thread.functions.iter().find(|one| !one.module.contains(".so"));
+        own.map(|function| format!("{} in {}", function.module, function.name))
     })
-}
-
-/// Whether a function is one of Rust's or C++'s own libraries.
-fn is_standard(name: &str) -> bool {
-    const LIBRARIES: [&str; 4] = ["alloc::", "core::", "std::", "__gnu_cxx::"];
-    // `<std::sync::Mutex<T> as core::fmt::Debug>::fmt`
-    LIBRARIES.iter().any(|library| name.trim_start_matches(['<', '&']).starts_with(library))
 }
 
 /// The innermost frame of the program itself: neither Python's library nor an installed package.

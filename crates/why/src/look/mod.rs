@@ -245,8 +245,7 @@ impl First {
             thread.has_gil = stack.has_gil && earlier.is_some_and(|earlier| earlier.has_gil);
             thread.frames = stack.frames;
             python::with_code(pid, &mut thread.frames, &mut files);
-            let told = !scene.engine || runs_tasks(&thread.name);
-            let native_code = thread.frames.is_empty() && python.is_none() && told;
+            let native_code = thread.frames.is_empty() && python.is_none() && !scene.engine;
             let running = threads.iter().filter(|one| one.state == State::Running).count();
             if native_code && threads.len() < NATIVE && running < PROFILED {
                 let native = native.get_or_insert_with(|| Native::of(pid, &scene.images));
@@ -280,13 +279,6 @@ impl First {
         };
         Some((process, unseen))
     }
-}
-
-/// Whether a thread is one of the native engine's that run tasks (`native::worker::runner`): the
-/// functions in them are the user's.
-fn runs_tasks(thread: &str) -> bool {
-    let number = thread.strip_prefix("task");
-    number.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Whether a thread sleeps again and again for a short time.

@@ -55,7 +55,7 @@ pub(super) fn beside(tasks: &Tasks, odd: &[String], root: Option<&Condition>) ->
     let place = root.and_then(|root| root.place.as_deref()).unwrap_or_default();
     let function = |one: &Placed| {
         let name = place.rsplit([' ', '.', ':']).next().unwrap_or_default();
-        !name.is_empty() && one.function == name
+        !name.is_empty() && (one.function == name || one.function == place)
     };
     // A worker may have several: that in whose function it is, or else the one that has run for
     // longest.
