@@ -19,7 +19,8 @@ struct Stuck {
 impl Stuck {
     fn start() -> Self {
         let sandbox = Sandbox::new();
-        let program = Path::new(env!("CARGO_BIN_EXE_cuda-cluster")).with_file_name("examples/stuck");
+        let program =
+            Path::new(env!("CARGO_BIN_EXE_cuda-cluster")).with_file_name("examples/stuck");
         let folder = tempfile::tempdir().expect("a directory");
         symlink(program, folder.path().join("worker")).expect("a link");
         let file = folder.path().join("cluster.yaml");

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::queued::Engine;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_model::plan::EngineKind;
-use cuda_cluster_supervise::{ClusterState, ProcessState, Stall, Stopper};
+use cuda_cluster_supervise::{ClusterState, ProcessGpu, ProcessState, Stall, Stopper};
 use cuda_cluster_why::evidence::Rank;
 use cuda_cluster_why::look::{Limits, look};
 use cuda_cluster_why::patience::{Change, Patience};
@@ -66,6 +66,11 @@ pub fn look_at(state: &ClusterState) -> Evidence {
 impl Order {
     fn of(state: &ClusterState) -> Self {
         let processes = state.scheduler.iter().chain(&state.workers);
+        let rank = |process: &ProcessState| Rank {
+            // What the driver says of a simulated one's address is another's.
+            gpu: process.gpu.as_ref().filter(|_| !state.simulated).and_then(pci),
+            ..rank(process)
+        };
         // The processes of other engines wait for requests while nothing is to be done.
         let serves = state.engine != EngineKind::Command;
         Self { ranks: processes.map(rank).collect(), serves, engine: Engine::of(state) }
@@ -80,6 +85,10 @@ impl Order {
     }
 }
 
+fn pci(gpu: &ProcessGpu) -> Option<String> {
+    gpu.pci.map(|pci| pci.to_string())
+}
+
 fn rank(process: &ProcessState) -> Rank {
     let written = fs::metadata(&process.log).and_then(|log| log.modified()).ok();
     let silent = written.and_then(|at| SystemTime::now().duration_since(at).ok());
@@ -88,6 +97,8 @@ fn rank(process: &ProcessState) -> Rank {
         name: process.name.clone(),
         pid: process.pid,
         number: process.rank,
+        gpu: None,
+        last_pid: ended.and_then(|last| last.pid),
         ended: ended.map(|last| last.reason.clone()),
         silent_for_ms: silent.and_then(|silent| u64::try_from(silent.as_millis()).ok()),
     }

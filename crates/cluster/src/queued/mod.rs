@@ -139,8 +139,8 @@ fn of_dask(told: DaskTasks, pids: &[(u32, String)]) -> Tasks {
         Placed { name, function, rank, runs, thread: None, for_ms, dependents, more }
     });
     let paused = told.paused.into_iter();
-    let paused = paused
-        .map(|PausedWorker { worker, pid, why }| Paused { rank: rank(pid, worker), why });
+    let paused =
+        paused.map(|PausedWorker { worker, pid, why }| Paused { rank: rank(pid, worker), why });
     Tasks {
         waiting: told.waiting,
         ready: told.ready,

@@ -10,8 +10,8 @@ use super::{Answer, Told, spawn};
 use crate::client::Client;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::text::in_full;
-use cuda_cluster_wire::tasks::{AtWork, HeldTask, ObjectId, Queues, RunningTask, SentTask};
 use cuda_cluster_why::evidence::{Fetch, Held, Placed, Tasks};
+use cuda_cluster_wire::tasks::{AtWork, HeldTask, ObjectId, Queues, RunningTask, SentTask};
 
 /// The most workers that are asked side by side.
 const THREADS: usize = 16;

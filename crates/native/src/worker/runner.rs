@@ -27,7 +27,8 @@ use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::peer::Member;
 use cuda_cluster_wire::tasks::{
-    AtWork, Fetching, INLINE_LIMIT, ObjectId, Order, Product, Report, RunningTask, Source, TaskError,
+    AtWork, Fetching, INLINE_LIMIT, ObjectId, Order, Product, Report, RunningTask, Source,
+    TaskError,
 };
 
 /// The most running tasks, and the most fetches, that are told of.
@@ -218,7 +219,8 @@ impl Runner {
 
     /// What runs, and what is fetched; those that take longest first.
     pub(super) fn at_work(&self) -> AtWork {
-        let millis = |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let millis =
+            |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let jobs = lock(&self.queue.jobs);
         let running = jobs.running.iter().map(|(task, running)| RunningTask {
             task: *task,

@@ -6,6 +6,7 @@
 //! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
 //! end ([`Condition::open`]).
 
+mod kernel;
 mod queued;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,6 +102,13 @@ pub fn judge(evidence: &Evidence) -> Verdict {
         let odd = if root.is_some() { odd.as_slice() } else { &[] };
         why.extend(queued::beside(tasks, odd, root));
     }
+    let said = kernel::said(evidence);
+    let unexplained = odd.is_empty() && matches!(standing, Standing::Stalled | Standing::Waiting);
+    let (cause, odd) = match said.last().filter(|_| unexplained) {
+        Some(said) => (Some(said.kind), vec![said.rank.clone()]),
+        None => (cause, odd),
+    };
+    why.extend(said.into_iter().map(|said| said.text));
     let groups = groups(&order, &all, &odd);
     let text = sentence(standing, &groups, &odd, &why.join("; "));
     let certain = matches!(

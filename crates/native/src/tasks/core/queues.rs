@@ -94,9 +94,10 @@ impl Core {
             for output in &self.tasks[key].products {
                 let Presence::Missing(waiters) = &self.objects[*output].presence else { continue };
                 for (waiter, stamp) in waiters {
-                    let waits = self.tasks.get(*waiter).is_some_and(|task| {
-                        task.state == State::Waiting && task.stamp == *stamp
-                    });
+                    let waits = self
+                        .tasks
+                        .get(*waiter)
+                        .is_some_and(|task| task.state == State::Waiting && task.stamp == *stamp);
                     if waits && found.len() < COUNTED && found.insert(*waiter) {
                         todo.push(*waiter);
                     }
