@@ -73,7 +73,7 @@ def test_what_the_kernel_has_said_of_a_rank_since_it_began_is_told(job, tmp_path
     assert told["verdict"]["odd"] == ["gpu2"], said
     assert f"thread {pid} (python3) of gpu1 had been blocked for more than 122 s" in said
     assert f"killed process {pid} (python3) of gpu1, because the memory had run out" in said
-    assert "other" not in said and "old" not in said
+    assert "(other)" not in said and "(old)" not in said
     monkeypatch.setenv("CUDA_CLUSTER_KMSG", str(tmp_path / "missing"))
     monkeypatch.setenv("PATH", str(tmp_path))
     told = json.loads(one.why("-o", "json").stdout)

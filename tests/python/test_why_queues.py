@@ -93,7 +93,9 @@ def test_a_bundle_says_the_same_elsewhere(dask, tmp_path):
     def is_so(told):
         if told[1]["verdict"]["standing"] != "stalled":
             return False
-        said = subprocess.run([str(BUILT), "why", dask.name, "--save", str(saved)], capture_output=True, text=True)
+        said = subprocess.run(
+            [str(BUILT), "why", dask.name, "--save", str(saved)], capture_output=True, text=True
+        )
         again = subprocess.run([str(BUILT), "why", "--bundle", str(saved)], capture_output=True, text=True)
         assert (said.returncode, said.stdout) == (again.returncode, again.stdout)
         assert "7 others wait for it" in " ".join(said.stdout.split())

@@ -18,7 +18,7 @@ use super::procfs::Stat;
 use crate::evidence::{KernelMessage, Unseen, tells};
 
 /// Another file with the kernel's messages, in the form of `/dev/kmsg`.
-pub const VARIABLE: &str = "CUDA_CLUSTER_KMSG";
+const VARIABLE: &str = "CUDA_CLUSTER_KMSG";
 
 /// How long the messages may take.
 const WITHIN: Duration = Duration::from_secs(1);

@@ -44,7 +44,9 @@ def told(scheduler: Scheduler) -> dict[str, Any]:
     for task, one in placed[:WITH_DEPENDENTS]:
         count = _dependents(task)
         one["dependents"], one["more"] = count, count >= COUNTED
-    held = heapq.nsmallest(HELD, itertools.islice(scheduler.unrunnable.items(), COUNTED), key=lambda one: one[1])
+    held = heapq.nsmallest(
+        HELD, itertools.islice(scheduler.unrunnable.items(), COUNTED), key=lambda one: one[1]
+    )
     return {
         "waiting": counts.get("waiting", 0),
         "ready": counts.get("queued", 0),
@@ -68,10 +70,13 @@ def _placed(ws: Any, now: float, most: int) -> list[tuple[Any, dict[str, Any]]]:
     since = max(0.0, now - ws.last_seen)
     running = heapq.nlargest(most, ws.executing.items(), key=lambda one: one[1])
     found = [
-        (task, {**_task(task, ws), "runs": True, "for_ms": int((lasted + since) * 1000)}) for task, lasted in running
+        (task, {**_task(task, ws), "runs": True, "for_ms": int((lasted + since) * 1000)})
+        for task, lasted in running
     ]
     waiting = (task for task in ws.processing if task not in ws.executing)
-    return found + [(task, {**_task(task, ws), "runs": False}) for task in itertools.islice(waiting, 0 if found else 1)]
+    return found + [
+        (task, {**_task(task, ws), "runs": False}) for task in itertools.islice(waiting, 0 if found else 1)
+    ]
 
 
 def _task(task: Any, ws: Any) -> dict[str, Any]:
