@@ -41,10 +41,7 @@ class Server:
         )
 
     def ask(self, path, method="GET", **headers):
-        headers = {
-            "Authorization": f"token {TOKEN}",
-            **{key.replace("_", "-"): one for key, one in headers.items()},
-        }
+        headers = {"Authorization": f"token {TOKEN}", **{key.replace("_", "-"): one for key, one in headers.items()}}
         request = urllib.request.Request(self.address + path, method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
@@ -73,9 +70,7 @@ def server(tmp_path):
 def test_the_page_is_found_started_and_served_and_keeps_its_guards(server):
     with cuda_cluster.up(**MACHINE, n_workers=2, name="lab") as cluster:
         known = json.loads(server.ask("/server-proxy/servers-info")[1])["server_processes"]
-        assert [(one["name"], one["launcher_entry"]["title"]) for one in known] == [
-            ("cuda-cluster", "cuda-cluster")
-        ]
+        assert [(one["name"], one["launcher_entry"]["title"]) for one in known] == [("cuda-cluster", "cuda-cluster")]
         status, text = server.ask("/cuda-cluster/")
         assert status == 200 and "<title>cuda-cluster</title>" in text
         status, text = server.ask("/cuda-cluster/api/clusters")

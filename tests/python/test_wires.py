@@ -246,13 +246,7 @@ def test_workers_reports_are_learned_from():
 
 @pytest.mark.parametrize(
     "metrics",
-    [
-        {},
-        {"bandwidth": 5},
-        {"bandwidth": {"workers": {"x": 5}}},
-        {by_wires.METRIC: [1]},
-        {by_wires.METRIC: None},
-    ],
+    [{}, {"bandwidth": 5}, {"bandwidth": {"workers": {"x": 5}}}, {by_wires.METRIC: [1]}, {by_wires.METRIC: None}],
 )
 def test_reports_that_make_no_sense_teach_nothing(metrics):
     async def story(client, scheduler, plugin, workers):

@@ -65,14 +65,7 @@ def cluster(rows, by_wires=True, told=True, name="wires", config=()):
     workers, port = len(rows), free_ports(len(rows))
     name = f"{name}-{os.getpid()}-{port}"
     options = ["--n-workers", str(workers), "--engine", "dask", "--protocol", "tcp", "--no-dashboard"]
-    options += [
-        "--scheduler-port",
-        "0",
-        "--worker-port",
-        f"{port}:{port + workers - 1}",
-        "--preload",
-        LIMITER,
-    ]
+    options += ["--scheduler-port", "0", "--worker-port", f"{port}:{port + workers - 1}", "--preload", LIMITER]
     options += ["--python", sys.executable]
     options += ["--place-by-wires" if by_wires else "--no-place-by-wires", "--name", name]
     plan = json.loads(call("plan", *MACHINE, *options, "-o", "json"))
@@ -132,3 +125,4 @@ def exactness(client, rows, size=1 << 20):
         for rank, address in by_rank.items():
             found.append(took[address] * rows[(rank + step) % len(rows)][rank] / size)
     return sorted(found)
+
