@@ -101,6 +101,16 @@ fn the_rank_that_mpi_waits_for_and_the_task_that_dask_waits_for_are_named() {
 }
 
 #[test]
+fn what_tasks_of_dask_wait_for_is_told_with_the_rank_that_has_them() {
+    told_by("test_why_queues.py");
+}
+
+#[test]
+fn where_little_may_be_seen_the_rest_is_named_and_the_kernels_messages_are_told() {
+    told_by("test_why_less.py");
+}
+
+#[test]
 fn what_cannot_go_on_is_told_of_and_ended_if_that_is_wanted() {
     told_by("test_stalls.py");
 }

@@ -36,6 +36,7 @@ mod sandbox;
 mod screen;
 #[path = "../skip/mod.rs"]
 mod skip;
+mod stuck;
 mod surroundings;
 mod terminals;
 mod top;

@@ -38,6 +38,7 @@ mod paths;
 mod prepare;
 mod processes;
 mod python;
+mod queued;
 mod ranks;
 mod report;
 mod run;

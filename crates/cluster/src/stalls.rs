@@ -18,9 +18,10 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use crate::queued::Engine;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_model::plan::EngineKind;
-use cuda_cluster_supervise::{ClusterState, ProcessState, Stall, Stopper};
+use cuda_cluster_supervise::{ClusterState, ProcessGpu, ProcessState, Stall, Stopper};
 use cuda_cluster_why::evidence::Rank;
 use cuda_cluster_why::look::{Limits, look};
 use cuda_cluster_why::patience::{Change, Patience};
@@ -46,6 +47,8 @@ const LONGEST_ANSWER: u64 = 256 << 20;
 struct Order {
     ranks: Vec<Rank>,
     serves: bool,
+    /// Who is asked about its tasks.
+    engine: Option<Engine>,
 }
 
 /// What was seen, and what follows from it.
@@ -63,13 +66,27 @@ pub fn look_at(state: &ClusterState) -> Evidence {
 impl Order {
     fn of(state: &ClusterState) -> Self {
         let processes = state.scheduler.iter().chain(&state.workers);
+        let rank = |process: &ProcessState| Rank {
+            // What the driver says of a simulated one's address is another's.
+            gpu: process.gpu.as_ref().filter(|_| !state.simulated).and_then(pci),
+            ..rank(process)
+        };
         // The processes of other engines wait for requests while nothing is to be done.
-        Self { ranks: processes.map(rank).collect(), serves: state.engine != EngineKind::Command }
+        let serves = state.engine != EngineKind::Command;
+        Self { ranks: processes.map(rank).collect(), serves, engine: Engine::of(state) }
     }
 
     fn look(self) -> Evidence {
-        look(self.ranks, self.serves, Limits::default())
+        let mut evidence = look(self.ranks, self.serves, Limits::default());
+        if let Some(engine) = self.engine {
+            engine.ask(&mut evidence);
+        }
+        evidence
     }
+}
+
+fn pci(gpu: &ProcessGpu) -> Option<String> {
+    gpu.pci.map(|pci| pci.to_string())
 }
 
 fn rank(process: &ProcessState) -> Rank {
@@ -80,6 +97,8 @@ fn rank(process: &ProcessState) -> Rank {
         name: process.name.clone(),
         pid: process.pid,
         number: process.rank,
+        gpu: None,
+        last_pid: ended.and_then(|last| last.pid),
         ended: ended.map(|last| last.reason.clone()),
         silent_for_ms: silent.and_then(|silent| u64::try_from(silent.as_millis()).ok()),
     }
@@ -270,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_is_not_there_or_says_nothing_is_the_reason() {
-        let order = Order { ranks: Vec::new(), serves: false };
+        let order = Order { ranks: Vec::new(), serves: false, engine: None };
         let why = |program: &'static str| {
             let order = &order;
             async move {

@@ -61,6 +61,8 @@ pub enum Kind {
     Collective,
     /// Waits for other ranks.
     Peer,
+    /// No worker may run tasks that wait.
+    Unplaced,
     /// Nothing to do: waits for connections or events.
     Idle,
     Unknown,

@@ -19,7 +19,7 @@ use cuda_cluster_native::connection;
 use cuda_cluster_native::error::ConversationError;
 use cuda_cluster_wire::frame::FRAME_LIMIT;
 use cuda_cluster_wire::greeting::Role;
-use cuda_cluster_wire::tasks::{Bulk, BulkReply, Counters, ObjectId};
+use cuda_cluster_wire::tasks::{AtWork, Bulk, BulkReply, Counters, ObjectId};
 
 /// Number of attempts to get an object whose worker may have died.
 const TRIES: u32 = 600;
@@ -189,6 +189,25 @@ impl<'a> Fetcher<'a> {
 }
 
 pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, ClientError> {
+    asked(session, worker, &Bulk::Counters, |reply| match reply {
+        BulkReply::Counters(counters) => Ok(counters),
+        other => Err(other),
+    })
+}
+
+pub(super) fn at_work(session: &Session, worker: &str) -> Result<AtWork, ClientError> {
+    asked(session, worker, &Bulk::AtWork, |reply| match reply {
+        BulkReply::AtWork(at_work) => Ok(at_work),
+        other => Err(other),
+    })
+}
+
+fn asked<T>(
+    session: &Session,
+    worker: &str,
+    question: &Bulk,
+    answer: impl FnOnce(BulkReply) -> Result<T, BulkReply>,
+) -> Result<T, ClientError> {
     // No socket, one that nobody listens to any more, or one whose worker ends meanwhile, perhaps
     // while it greets.
     let gone = |error| match error {
@@ -198,8 +217,6 @@ pub(super) fn counters(session: &Session, worker: &str) -> Result<Counters, Clie
         error => error,
     };
     let mut connection = Connection::open(session, worker).map_err(gone)?;
-    match connection.ask(&Bulk::Counters).map_err(gone)? {
-        BulkReply::Counters(counters) => Ok(counters),
-        other => Err(connection.refused(other)),
-    }
+    let reply = connection.ask(question).map_err(gone)?;
+    answer(reply).map_err(|other| connection.refused(other))
 }

@@ -26,7 +26,8 @@ pub use self::error::ClientError;
 use self::session::{Session, Status};
 use cuda_cluster_wire::numbers::{self, Number};
 use cuda_cluster_wire::tasks::{
-    Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
+    AtWork, Counters, INLINE_LIMIT, ObjectId, Overview, Product, Queues, Request, TaskError,
+    TaskSpec, Wishes,
 };
 use cuda_cluster_wire::value::{self, ValueError};
 
@@ -220,6 +221,16 @@ impl Client {
     /// If the scheduler is gone.
     pub fn overview(&self) -> Result<Overview, ClientError> {
         self.session.overview()
+    }
+
+    /// What waits in the scheduler, and for what.
+    pub(crate) fn queues(&self) -> Result<Queues, ClientError> {
+        self.session.queues()
+    }
+
+    /// What a worker runs and fetches.
+    pub(crate) fn at_work(&self, worker: &str) -> Result<AtWork, ClientError> {
+        bulk::at_work(&self.session, worker)
     }
 
     /// Resets the counts of transfers, but keeps what was learned from them.

@@ -58,6 +58,8 @@ enum Question<'a> {
     Device,
     /// Where the scheduler is.
     Machine,
+    /// What the scheduler's tasks wait for.
+    Tasks,
 }
 
 /// A worker that the scheduler is to ask.
@@ -103,7 +105,72 @@ struct Answer {
     ports: BTreeMap<String, u64>,
     machine: Option<String>,
     host: Option<String>,
+    tasks: Option<DaskTasks>,
     error: Option<String>,
+}
+
+/// What the scheduler's tasks wait for (`python/queued.py`).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DaskTasks {
+    /// Tasks that wait for the results of others.
+    pub waiting: u64,
+    /// Tasks that could run, and for which no worker has room.
+    pub ready: u64,
+    /// Tasks that no worker may run.
+    pub unplaced: u64,
+    /// The first of those.
+    pub held: Vec<HeldTask>,
+    /// Tasks that workers have.
+    pub placed: Vec<PlacedTask>,
+    /// Workers that are given none.
+    pub paused: Vec<PausedWorker>,
+}
+
+/// A task that no worker may run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct HeldTask {
+    /// Its key.
+    pub name: String,
+    /// What it needs.
+    pub why: String,
+    /// For how long.
+    pub for_ms: Option<u64>,
+}
+
+/// A task that a worker has.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PlacedTask {
+    /// Its key.
+    pub name: String,
+    /// Its key without what makes it unique.
+    pub function: String,
+    /// The worker, as Dask calls it.
+    pub worker: String,
+    /// Its process, if this cluster's supervisor has it.
+    pub pid: Option<u32>,
+    /// Whether it runs, by the worker's last heartbeat.
+    pub runs: bool,
+    /// For how long.
+    pub for_ms: Option<u64>,
+    /// Tasks that wait for it.
+    pub dependents: u64,
+    /// Whether there may be more.
+    pub more: bool,
+}
+
+/// A worker that is given no tasks.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PausedWorker {
+    /// As Dask calls it.
+    pub worker: String,
+    /// Its process, if this cluster's supervisor has it.
+    pub pid: Option<u32>,
+    /// Why.
+    pub why: String,
 }
 
 impl Client {
@@ -142,6 +209,16 @@ impl Client {
     pub async fn machine(&self) -> Result<(String, String), String> {
         let Answer { machine, host, .. } = self.ask(SCHEDULER, &Question::Machine).await?;
         machine.zip(host).ok_or_else(|| format!("{SCHEDULER} does not say where it is"))
+    }
+
+    /// What the scheduler's tasks wait for.
+    ///
+    /// # Errors
+    /// Why it does not say so.
+    pub async fn tasks(&self) -> Result<DaskTasks, String> {
+        let Answer { tasks, error, .. } = self.ask(SCHEDULER, &Question::Tasks).await?;
+        let silent = || format!("{SCHEDULER} does not tell: it is of an older version");
+        tasks.ok_or_else(|| error.unwrap_or_else(silent))
     }
 
     /// Has a worker fetch from one of another machine, whose name and address are these.

@@ -18,6 +18,7 @@ mod requirement;
 mod settings;
 
 pub use client::{Client, Elsewhere, Fetched, Receiver};
+pub(crate) use client::{DaskTasks, HeldTask, PausedWorker, PlacedTask};
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;

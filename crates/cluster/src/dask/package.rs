@@ -33,6 +33,7 @@ pub(super) const DASK: Package = Package {
         "nanny.py",
         "ports.py",
         "process.py",
+        "queued.py",
         "retirement.py",
         "scheduler.py",
         "sent_as.py",

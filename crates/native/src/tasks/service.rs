@@ -79,8 +79,13 @@ impl TaskService {
         }
     }
 
+    /// The core's time, in microseconds.
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
     fn handle(&mut self, event: Event) {
-        let now = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = self.now();
         let noted = self.recorder.is_some().then(|| event.clone());
         let actions = self.core.handle(event, now);
         if let (Some(recorder), Some(event)) = (&mut self.recorder, noted) {
@@ -164,6 +169,11 @@ impl TaskService {
                     self.news(client, News::Because { task, why }, bytes);
                 }
                 Request::CountAnew => self.handle(Event::CountAnew),
+                Request::Queues => {
+                    let queues = self.core.queues(self.now());
+                    let bytes = 96 * (queues.sent.len() + queues.held.len());
+                    self.news(client, News::Queues(queues), bytes);
+                }
                 Request::Overview => {
                     // 0 if the kernel does not report it.
                     let resident_bytes = resident_bytes(std::process::id()).unwrap_or(0);

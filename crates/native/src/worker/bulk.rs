@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::objects::{Lent, Store, StoreError};
 use super::runner::WorkerEvent;
@@ -116,6 +116,13 @@ async fn converse(
             Bulk::Counters => {
                 let reply = BulkReply::Counters(store.counters());
                 connection::send(&mut stream, &reply).await?;
+            }
+            Bulk::AtWork => {
+                let (asked, answer) = oneshot::channel();
+                let _ = events.send(WorkerEvent::Asked(asked));
+                // The event loop is gone only when the process ends.
+                let Ok(at_work) = answer.await else { return Ok(()) };
+                connection::send(&mut stream, &BulkReply::AtWork(at_work)).await?;
             }
             Bulk::Get { object, reads } => {
                 let lending = Arc::clone(&store);

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use nix::unistd::gettid;
+use tokio::sync::{mpsc, oneshot};
 
 use super::context::WorkerContext;
 use super::fetch::{self, Came, Fetched};
@@ -25,7 +26,13 @@ use crate::error::Error;
 use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::peer::Member;
-use cuda_cluster_wire::tasks::{INLINE_LIMIT, ObjectId, Order, Product, Report, Source, TaskError};
+use cuda_cluster_wire::tasks::{
+    AtWork, Fetching, INLINE_LIMIT, ObjectId, Order, Product, Report, RunningTask, Source,
+    TaskError,
+};
+
+/// The most running tasks, and the most fetches, that are told of.
+const TOLD: usize = 64;
 
 /// A task whose inputs are here.
 struct Job {
@@ -40,12 +47,20 @@ struct Job {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
-    /// Running tasks; set when nobody wants their outputs any more.
-    running: HashMap<ObjectId, Arc<AtomicBool>>,
+    running: HashMap<ObjectId, Running>,
     /// Whether the threads are to end.
     closed: bool,
     /// Threads that have not ended.
     threads: u32,
+}
+
+/// A task whose function runs.
+struct Running {
+    /// Set when nobody wants its outputs any more.
+    cancelled: Arc<AtomicBool>,
+    function: String,
+    thread: u32,
+    since: Instant,
 }
 
 #[derive(Default)]
@@ -63,6 +78,16 @@ pub(super) enum WorkerEvent {
     Report(Report),
     /// A fetch has ended.
     Fetched(Fetched),
+    /// Somebody asks what runs, and what is fetched.
+    Asked(oneshot::Sender<AtWork>),
+}
+
+/// An object that is being fetched.
+struct Fetch {
+    source: Member,
+    since: Instant,
+    /// The tasks that wait for it.
+    waiters: Vec<ObjectId>,
 }
 
 /// Tasks and fetches of one worker. Lives on the event loop.
@@ -72,8 +97,7 @@ pub(super) struct Runner {
     events: mpsc::UnboundedSender<WorkerEvent>,
     /// Tasks, and the number of fetches that each waits for.
     waiting: HashMap<ObjectId, (Job, usize)>,
-    /// Objects that are being fetched, their sources, and the tasks that wait for them.
-    fetching: HashMap<ObjectId, (Member, Vec<ObjectId>)>,
+    fetching: HashMap<ObjectId, Fetch>,
 }
 
 impl Runner {
@@ -151,8 +175,8 @@ impl Runner {
                     None
                 }
                 Source::Here => match self.fetching.get_mut(&object) {
-                    Some((_, waiters)) => {
-                        waiters.push(task);
+                    Some(fetch) => {
+                        fetch.waiters.push(task);
                         missing += 1;
                         None
                     }
@@ -193,6 +217,33 @@ impl Runner {
         self.shared.store.clear();
     }
 
+    /// What runs, and what is fetched; those that take longest first.
+    pub(super) fn at_work(&self) -> AtWork {
+        let millis =
+            |since: Instant| u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let jobs = lock(&self.queue.jobs);
+        let running = jobs.running.iter().map(|(task, running)| RunningTask {
+            task: *task,
+            function: running.function.clone(),
+            thread: running.thread,
+            millis: millis(running.since),
+        });
+        let mut running: Vec<RunningTask> = running.collect();
+        drop(jobs);
+        let fetching = self.fetching.iter().map(|(object, fetch)| Fetching {
+            object: *object,
+            source: fetch.source.name.clone(),
+            millis: millis(fetch.since),
+            tasks: fetch.waiters.len() as u64,
+        });
+        let mut fetching: Vec<Fetching> = fetching.collect();
+        running.sort_by_key(|one| std::cmp::Reverse(one.millis));
+        fetching.sort_by_key(|one| std::cmp::Reverse(one.millis));
+        running.truncate(TOLD);
+        fetching.truncate(TOLD);
+        AtWork { running, fetching }
+    }
+
     fn enqueue(&self, job: Job) {
         lock(&self.queue.jobs).waiting.push_back(job);
         self.queue.filled.notify_one();
@@ -204,8 +255,8 @@ impl Runner {
     }
 
     fn forget_waits(&mut self, task: ObjectId) {
-        for (_, waiters) in self.fetching.values_mut() {
-            waiters.retain(|waiter| *waiter != task);
+        for fetch in self.fetching.values_mut() {
+            fetch.waiters.retain(|waiter| *waiter != task);
         }
     }
 
@@ -218,8 +269,8 @@ impl Runner {
         }
         let queued = !waited && {
             let mut jobs = lock(&self.queue.jobs);
-            if let (true, Some(cancelled)) = (unwanted, jobs.running.get(&task)) {
-                cancelled.store(true, Ordering::Relaxed);
+            if let (true, Some(running)) = (unwanted, jobs.running.get(&task)) {
+                running.cancelled.store(true, Ordering::Relaxed);
             }
             let at = jobs.waiting.iter().position(|job| job.task == task);
             at.and_then(|at| jobs.waiting.remove(at)).is_some()
@@ -230,11 +281,13 @@ impl Runner {
     }
 
     fn fetch(&mut self, object: ObjectId, source: Member, bytes: u64, waiter: Option<ObjectId>) {
-        if let Some((_, waiters)) = self.fetching.get_mut(&object) {
-            waiters.extend(waiter);
+        if let Some(fetch) = self.fetching.get_mut(&object) {
+            fetch.waiters.extend(waiter);
             return;
         }
-        self.fetching.insert(object, (source.clone(), waiter.into_iter().collect()));
+        let waiters = waiter.into_iter().collect();
+        let fetch = Fetch { source: source.clone(), since: Instant::now(), waiters };
+        self.fetching.insert(object, fetch);
         let (shared, events) = (Arc::clone(&self.shared), self.events.clone());
         tokio::spawn(async move {
             let fetched = fetch::fetch(&shared, object, source, bytes).await;
@@ -245,7 +298,7 @@ impl Runner {
     /// Handles the end of a fetch: continues what waited for it. Returns reports for the scheduler.
     pub(super) fn fetched(&mut self, fetched: Fetched) -> Vec<Report> {
         let Fetched { object, source, result } = fetched;
-        let Some((_, waiters)) = self.fetching.remove(&object) else { return Vec::new() };
+        let Some(Fetch { waiters, .. }) = self.fetching.remove(&object) else { return Vec::new() };
         match result {
             Ok(Came { bytes, took }) => {
                 for task in waiters {
@@ -310,6 +363,7 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
     if let Some(Err(error)) = shared.store.device().map(|device| device.make_current()) {
         tracing::error!(%error, "a thread for tasks cannot use the device");
     }
+    let thread = u32::try_from(gettid().as_raw()).unwrap_or(0);
     loop {
         let mut jobs = lock(&queue.jobs);
         let job = loop {
@@ -322,7 +376,13 @@ fn work(shared: &WorkerContext, queue: &Queue, events: &mpsc::UnboundedSender<Wo
             }
         };
         let cancelled = Arc::new(AtomicBool::new(false));
-        jobs.running.insert(job.task, Arc::clone(&cancelled));
+        let running = Running {
+            cancelled: Arc::clone(&cancelled),
+            function: job.function.clone(),
+            thread,
+            since: Instant::now(),
+        };
+        jobs.running.insert(job.task, running);
         drop(jobs);
         RUNNING.set(Some((job.task, job.function.clone())));
         let report = when_there_is_room(shared, &job, &cancelled);

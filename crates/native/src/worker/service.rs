@@ -286,6 +286,8 @@ fn gather(
         match event {
             WorkerEvent::Report(report) => reports.push(report),
             WorkerEvent::Fetched(fetched) => reports.extend(runner.fetched(fetched)),
+            // Who has asked may have gone.
+            WorkerEvent::Asked(answer) => drop(answer.send(runner.at_work())),
         }
         if reports.len() >= REPORTS {
             break;

@@ -327,9 +327,16 @@ impl<'a> Walk<'a> {
         thread: &'a Thread,
         visited: &mut Visited,
     ) -> Condition {
-        let tasks = process.threads.iter().filter(|one| calls::runs_a_task(one));
+        let known = |one: &Thread| self.evidence.task(self.rank, one.tid);
+        let tasks =
+            process.threads.iter().filter(|one| calls::runs_a_task(one) || known(one).is_some());
         let fresh: Vec<&Thread> = tasks.filter(|one| !visited.contains(&one.tid)).collect();
-        let tasks = fresh.into_iter().map(|one| self.thread(process, one, visited));
+        let tasks = fresh.into_iter().map(|one| {
+            let found = self.thread(process, one, visited);
+            // Of native code the engine says which function it is.
+            let place = found.place.clone().or_else(|| Some(known(one)?.function.clone()));
+            Condition { place, ..found }
+        });
         if let Some(task) = tasks.min_by_key(|task| task.kind) {
             let text = format!("has a task that {}", task.text);
             return Condition { text, in_task: true, ..task };

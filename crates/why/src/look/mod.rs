@@ -8,6 +8,7 @@
 mod counters;
 mod ends;
 pub mod flows;
+mod kernel;
 mod memory;
 mod native;
 mod netlink;
@@ -76,6 +77,8 @@ pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
         processes.push(process);
     }
     processes.sort_by_key(|process| process.pid);
+    let (kernel, silent) = kernel::look(ranks.iter().filter_map(|rank| rank.pid));
+    unseen.extend(silent);
     unseen.sort();
     unseen.dedup();
     let pressure = std::fs::read_to_string("/proc/pressure/memory").ok();
@@ -89,6 +92,8 @@ pub fn look(ranks: Vec<Rank>, serves: bool, limits: Limits) -> Evidence {
         serves,
         ranks,
         processes,
+        tasks: None,
+        kernel,
         memory_pressure: pressure.and_then(|text| procfs::pressure(&text, "some")),
         unseen,
     }

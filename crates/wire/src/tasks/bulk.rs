@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ObjectId;
+use super::{AtWork, ObjectId};
 
 /// From a client to a worker, over the worker's own socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +16,8 @@ pub enum Bulk {
     Counters,
     /// The bytes at the address of the last reply have been read.
     Done,
+    /// Report what runs, and what is fetched.
+    AtWork,
 }
 
 /// A worker's reply to a [`Bulk`].
@@ -34,6 +36,8 @@ pub enum BulkReply {
     Refused { reason: String },
     /// The answer to [`Bulk::Counters`].
     Counters(Counters),
+    /// The answer to [`Bulk::AtWork`].
+    AtWork(AtWork),
 }
 
 /// Counters of a worker's memory.

@@ -9,6 +9,7 @@
 
 mod bulk;
 mod error;
+mod queues;
 mod share;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::peer::Member;
 pub use bulk::{Bulk, BulkReply, Counters, Level};
 pub use error::TaskError;
+pub use queues::{AtWork, Fetching, HeldTask, Queues, RunningTask, SentTask};
 pub use share::{FromViewer, ToViewer};
 
 /// Largest object that is sent inside messages and lives in the scheduler, in bytes.
@@ -37,7 +39,9 @@ pub const OBJECT_LIMIT: u64 = 1 << 40;
 pub const BATCH_BYTES: usize = 256 << 10;
 
 /// Identifies an object; never reused. A task is identified by its first output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct ObjectId(u64);
 
@@ -261,6 +265,8 @@ pub enum Request {
     Overview,
     /// Reset the counters of transfers ([`Overview::links`]).
     CountAnew,
+    /// Asks what waits, and for what.
+    Queues,
 }
 
 /// From the scheduler to a client.
@@ -289,6 +295,8 @@ pub enum News {
     },
     /// The answer to [`Request::Overview`].
     Overview(Overview),
+    /// The answer to [`Request::Queues`].
+    Queues(Queues),
 }
 
 /// The scheduler's counters.

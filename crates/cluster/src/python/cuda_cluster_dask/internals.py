@@ -24,6 +24,7 @@ from distributed.config import get_loop_factory
 from distributed.core import error_message, send_recv
 from distributed.deploy.adaptive_core import AdaptiveCore
 from distributed.diskutils import WorkSpace
+from distributed.metrics import monotonic
 from distributed.protocol import pickle, to_serialize
 from distributed.spill import SpillBuffer
 from distributed.utils import format_dashboard_link, get_ip_interface, import_term
@@ -48,6 +49,7 @@ __all__ = [
     "get_loop_factory",
     "get_versions",
     "import_term",
+    "monotonic",
     "pickle",
     "send_recv",
     "to_serialize",
@@ -60,7 +62,7 @@ SEEN = {
         "dask.system": "CPU_COUNT cpu_count",
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
         "extensions rpc handlers running bandwidth tasks valid_workers workers_list get_comm_cost "
-        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate",
+        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate task_groups unrunnable",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
         "state data monitor memory_manager startup_information",
         "distributed.active_memory_manager": "RetireWorker",
@@ -77,12 +79,14 @@ SEEN = {
         "distributed.deploy.adaptive_core": "AdaptiveCore",
         "distributed.diskutils": "WorkSpace",
         "distributed.http.routing.RoutingApplication": "add_application applications",
+        "distributed.metrics": "monotonic",
         "distributed.protocol": "pickle to_serialize",
+        "distributed.scheduler.TaskGroup": "states",
         "distributed.scheduler.TaskPrefix": "duration_average",
         "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
-        "get_nbytes_deps",
+        "get_nbytes_deps dependents state prefix worker_restrictions host_restrictions resource_restrictions",
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "
-        "nthreads metrics needs_what task_prefix_count _network_occ",
+        "nthreads metrics needs_what task_prefix_count _network_occ executing processing status resources",
         "distributed.spill": "SpillBuffer",
         "distributed.spill.SpillBuffer": "spilled_total",
         "distributed.stealing.WorkStealing": "steal_time_ratio",

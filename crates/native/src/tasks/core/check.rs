@@ -39,7 +39,7 @@ impl Core {
                 State::Ready => {
                     assert_eq!(missing(task), 0, "{id} is ready without its inputs");
                     let queued = self.ready.iter().any(|entry| entry.task == key);
-                    assert!(queued != self.parked.contains(&key), "{id} is lost");
+                    assert!(queued != self.parked.contains_key(&key), "{id} is lost");
                 }
                 State::Queued => {
                     assert_eq!(missing(task), 0, "{id} is queued without its inputs");

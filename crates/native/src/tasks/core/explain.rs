@@ -24,7 +24,7 @@ impl Core {
         let mut text = format!("{id} ({what}) ");
         match task.state {
             State::Waiting => self.explain_waiting(task, &mut text),
-            State::Ready if self.parked.contains(&key) => {
+            State::Ready if self.parked.contains_key(&key) => {
                 text.push_str("could run, but no present worker may run it");
                 self.explain_wishes(task, &mut text);
             }
@@ -76,14 +76,15 @@ impl Core {
         }
     }
 
-    fn explain_wishes(&self, task: &Task, text: &mut String) {
+    pub(super) fn explain_wishes(&self, task: &Task, text: &mut String) {
         let Some(special) = &task.special else { return };
         if let Some(name) = &special.on {
             let _ = write!(text, ": it must run on {name}");
         }
         for (name, amount) in &special.resources {
             let most = self.workers.values().filter_map(|w| w.resources.get(name)).max();
-            let _ = write!(text, ": it needs {name}={amount}, and the most is {:?}", most);
+            let most = most.copied().unwrap_or(0);
+            let _ = write!(text, ": it needs {name}={amount}, and the most is {most}");
         }
     }
 

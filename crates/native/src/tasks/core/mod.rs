@@ -4,7 +4,7 @@
 //! seed. The parts: [`graph`] (dependencies, what is still needed, what must be computed again),
 //! [`placement`] (which worker runs a task, by [`estimate`]), [`steal`] (what idle workers take
 //! over), [`store`] (all records), [`crowd`] (which workers to look at), [`links`] (the bandwidth
-//! between workers), [`check`] (the invariants, as code), [`explain`].
+//! between workers), [`check`] (the invariants, as code), [`explain`], [`queues`].
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
@@ -17,6 +17,7 @@ mod graph;
 mod holders;
 mod links;
 mod placement;
+mod queues;
 mod record;
 mod reports;
 mod steal;
@@ -180,8 +181,8 @@ pub(crate) struct Core {
     links: Links,
     /// Tasks that any worker may take.
     ready: Queue,
-    /// Tasks that none of the present workers may run.
-    parked: BTreeSet<TaskKey>,
+    /// Tasks that none of the present workers may run, and since when.
+    parked: BTreeMap<TaskKey, u64>,
     /// Clients that have asked where an object is.
     askers: BTreeMap<ObjectKey, Vec<ClientId>>,
     /// Objects that clients are about to send to workers.
@@ -214,7 +215,7 @@ impl Core {
             arrivals: Arrivals::default(),
             links,
             ready: Queue::new(),
-            parked: BTreeSet::new(),
+            parked: BTreeMap::new(),
             askers: BTreeMap::new(),
             coming: BTreeMap::new(),
             garbage: Vec::new(),
@@ -309,7 +310,7 @@ impl Core {
         };
         self.workers.insert(id, worker);
         self.note(id);
-        for key in std::mem::take(&mut self.parked) {
+        for key in std::mem::take(&mut self.parked).into_keys() {
             self.make_ready(key);
         }
     }

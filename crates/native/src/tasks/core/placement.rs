@@ -182,7 +182,7 @@ impl Core {
     fn place(&mut self, entry: Entry) {
         let key = entry.task;
         let Some(placed) = self.choose(key) else {
-            self.parked.insert(key);
+            self.parked.insert(key, self.now);
             return;
         };
         let id = placed.worker;
@@ -291,7 +291,7 @@ impl Core {
         task.state = State::Sent;
         let Some(worker) = self.workers.get_mut(&id) else { return };
         worker.sent.insert(order, key);
-        worker.order_of.insert(key, order);
+        worker.order_of.insert(key, (order, self.now));
         worker.sent_seconds += f64::from(task.placed.compute);
         worker.incoming_seconds += f64::from(task.placed.transfer);
         worker.alone = task.deaths > 0;
@@ -319,7 +319,7 @@ impl Core {
             return None;
         }
         let worker = self.workers.get_mut(&id)?;
-        let order = worker.order_of.remove(&key)?;
+        let (order, _) = worker.order_of.remove(&key)?;
         worker.sent.remove(&order);
         worker.alone = false;
         worker.retracting -= u32::from(record.retracting);

@@ -266,8 +266,8 @@ pub(super) struct Worker {
     pub(super) resources: BTreeMap<String, u64>,
     /// Tasks that were sent to it, in that order.
     pub(super) sent: BTreeMap<u64, TaskKey>,
-    /// The position of each of them in that order.
-    pub(super) order_of: HashMap<TaskKey, u64>,
+    /// The position of each of them in that order, and when it was sent.
+    pub(super) order_of: HashMap<TaskKey, (u64, u64)>,
     /// Tasks that were placed here and wait for room.
     pub(super) queue: Queue,
     /// Likewise, for tasks that need resources or must run alone.

@@ -6,6 +6,9 @@
 //! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
 //! end ([`Condition::open`]).
 
+mod kernel;
+mod queued;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -78,22 +81,36 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let counts = |root: &&Condition| root.kind != Kind::Gone || waiting && !lives;
     let cause = roots().filter(counts).map(|condition| condition.kind).min();
     let works = roots().any(|root| matches!(root.kind, Kind::Works | Kind::Device));
-    let (standing, cause, odd, why) = match cause {
-        Some(cause) => {
+    let root = roots().find(|condition| Some(condition.kind) == cause);
+    let (standing, cause, odd, why) = match (cause, &evidence.tasks) {
+        (Some(cause), _) => {
             let odd = named(&order, &all, |condition| condition.kind == cause);
-            let root = roots().find(|condition| condition.kind == cause);
             let standing = root.map_or(Standing::CannotTell, |root| by_root(root, waiting, works));
             (standing, Some(cause), odd, String::new())
         }
-        None if evidence.serves => {
+        (None, Some(tasks)) => queued::alone(tasks),
+        (None, None) if evidence.serves => {
             let why = "each waits for requests, and what is queued is not read here".to_owned();
             (Standing::CannotTell, None, Vec::new(), why)
         }
-        None if waiting => among_themselves(&order, &all),
-        None => (Standing::Idle, None, Vec::new(), String::new()),
+        (None, None) if waiting => among_themselves(&order, &all),
+        (None, None) => (Standing::Idle, None, Vec::new(), String::new()),
     };
+    let mut why: Vec<String> = [why].into_iter().filter(|why| !why.is_empty()).collect();
+    if let Some(tasks) = &evidence.tasks {
+        // Who has nothing of its own to show was named with its task.
+        let odd = if root.is_some() { odd.as_slice() } else { &[] };
+        why.extend(queued::beside(tasks, odd, root));
+    }
+    let said = kernel::said(evidence);
+    let unexplained = odd.is_empty() && matches!(standing, Standing::Stalled | Standing::Waiting);
+    let (cause, odd) = match said.last().filter(|_| unexplained) {
+        Some(said) => (Some(said.kind), vec![said.rank.clone()]),
+        None => (cause, odd),
+    };
+    why.extend(said.into_iter().map(|said| said.text));
     let groups = groups(&order, &all, &odd);
-    let text = sentence(standing, &groups, &odd, &why);
+    let text = sentence(standing, &groups, &odd, &why.join("; "));
     let certain = matches!(
         cause,
         Some(Kind::Stopped | Kind::Traced | Kind::Frozen | Kind::Deadlock | Kind::Gone)

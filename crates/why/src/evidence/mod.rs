@@ -5,9 +5,16 @@
 //! *Invariant:* what could not be seen is missing and named in [`Evidence::unseen`], never a
 //! value that looks as if it had been seen. No environment and no argument of a process is in it.
 
+mod kernel;
+mod tasks;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+
+pub use kernel::KernelMessage;
+pub(crate) use kernel::{Told, tells};
+pub use tasks::{Fetch, Held, Paused, Placed, Tasks};
 
 /// The version of the JSON form.
 pub const VERSION: u32 = 1;
@@ -33,6 +40,13 @@ pub struct Evidence {
     /// Share of the last ten seconds in which some process waited for memory, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_pressure: Option<f64>,
+    /// What its engine says of its tasks, if it has some and has answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<Tasks>,
+    /// What the kernel and the GPUs' driver have written since the job's start, as far as it tells
+    /// something of jobs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernel: Vec<KernelMessage>,
     /// What could not be seen, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<Unseen>,
@@ -48,6 +62,12 @@ pub struct Rank {
     /// Its number, where its program knows it by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
+    /// The PCI address of its GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Its last process, if it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_pid: Option<u32>,
     /// How its last process ended, if it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
