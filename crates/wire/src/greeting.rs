@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::secret::{LENGTH, Proof, Secret};
 
 /// The version of all messages on these sockets.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Longest frame before both sides have authenticated, in bytes.
 pub const GREETING_LIMIT: usize = 256;

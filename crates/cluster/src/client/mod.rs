@@ -26,7 +26,8 @@ pub use self::error::ClientError;
 use self::session::{Session, Status};
 use cuda_cluster_wire::numbers::{self, Number};
 use cuda_cluster_wire::tasks::{
-    Counters, INLINE_LIMIT, ObjectId, Overview, Product, Request, TaskError, TaskSpec, Wishes,
+    Counters, INLINE_LIMIT, ObjectId, Overview, Product, Recent, Request, TaskError, TaskSpec,
+    Wishes,
 };
 use cuda_cluster_wire::value::{self, ValueError};
 
@@ -220,6 +221,15 @@ impl Client {
     /// If the scheduler is gone.
     pub fn overview(&self) -> Result<Overview, ClientError> {
         self.session.overview()
+    }
+
+    /// The last tasks that ran, without those before [`Recent::next`] of an earlier answer; of very
+    /// many a sample.
+    ///
+    /// # Errors
+    /// If the scheduler is gone.
+    pub fn recent(&self, after: u64) -> Result<Recent, ClientError> {
+        self.session.recent(after)
     }
 
     /// Resets the counts of transfers, but keeps what was learned from them.

@@ -23,7 +23,7 @@ use cuda_cluster_wire::greeting::Role;
 use cuda_cluster_wire::native::{FromClient, ToClient};
 use cuda_cluster_wire::secret::Secret;
 use cuda_cluster_wire::tasks::{
-    BATCH_BYTES, News, ObjectId, Overview, Product, Request, TaskError,
+    BATCH_BYTES, News, ObjectId, Overview, Product, Recent, Request, TaskError,
 };
 
 /// Maximum number of queued requests; further callers block.
@@ -60,6 +60,7 @@ struct State {
     locations: FxHashMap<ObjectId, Vec<String>>,
     explanations: FxHashMap<ObjectId, String>,
     overview: Option<Overview>,
+    recent: Option<Recent>,
     streams: FxHashMap<u64, (FxHashSet<ObjectId>, VecDeque<ObjectId>)>,
     /// When the last message was received.
     last_news: Option<Instant>,
@@ -313,6 +314,12 @@ impl Session {
         self.until(|state| state.overview.take())
     }
 
+    pub(super) fn recent(&self, after: u64) -> Result<Recent, ClientError> {
+        self.lock().recent = None;
+        self.ask(Request::Recent { after })?;
+        self.until(|state| state.recent.take())
+    }
+
     /// Starts to record which of these objects complete.
     pub(super) fn watch(&self, objects: impl Iterator<Item = ObjectId>) -> u64 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
@@ -391,6 +398,7 @@ impl State {
                 self.explanations.insert(task, why);
             }
             News::Overview(overview) => self.overview = Some(overview),
+            News::Recent(recent) => self.recent = Some(recent),
         }
     }
 
