@@ -17,7 +17,7 @@ mod python;
 mod requirement;
 mod settings;
 
-pub use client::{Client, Elsewhere, Fetched, Receiver};
+pub use client::{Client, Elsewhere, Fetched, Receiver, Tasks, WorkerTasks};
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;

@@ -40,6 +40,7 @@ pub(super) const DASK: Package = Package {
         "silence.py",
         "status.py",
         "storage.py",
+        "tasks.py",
         "verify.py",
         "wakeup.py",
         "wires.py",

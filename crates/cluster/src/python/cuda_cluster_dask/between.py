@@ -1,5 +1,6 @@
 """Asks workers of other machines what comes to them, for `cuda-cluster verify`: the scheduler does, over the
-connections that Dask has with its workers. So there is no other port and no other secret.
+connections that Dask has with its workers. So there is no other port and no other secret. The page asks over
+the same socket what the tasks do (`tasks.py`).
 
 *Invariant:* who answers is the worker at that address; what it does not say is not said here.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from cuda_cluster_dask import joined, measure
+from cuda_cluster_dask import joined, measure, tasks
 from cuda_cluster_dask.internals import send_recv
 from cuda_cluster_fork.failure import describe
 
@@ -29,9 +30,11 @@ async def listen(scheduler: Scheduler) -> str | None:
 
 
 async def _answer(scheduler: Scheduler, ask: str, at: str = "", name: str = "", **question: Any) -> Any:
-    """Where the scheduler is, or what the worker called `name` says, which is `at` this address."""
+    """Where the scheduler is, what its tasks do, or what the worker called `name` says, which is `at` this address."""
     if ask == "machine":
         return {"machine": joined.machine(), "host": socket.gethostname()}
+    if ask == "tasks":
+        return tasks.told(scheduler)
     try:
         comm = await scheduler.rpc.connect(at)
         try:

@@ -78,11 +78,11 @@ SEEN = {
         "distributed.diskutils": "WorkSpace",
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.protocol": "pickle to_serialize",
-        "distributed.scheduler.TaskPrefix": "duration_average",
+        "distributed.scheduler.TaskPrefix": "duration_average name states state_counts",
         "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
         "get_nbytes_deps",
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "
-        "nthreads metrics needs_what task_prefix_count _network_occ",
+        "nthreads metrics needs_what task_prefix_count _network_occ processing",
         "distributed.spill": "SpillBuffer",
         "distributed.spill.SpillBuffer": "spilled_total",
         "distributed.stealing.WorkStealing": "steal_time_ratio",
