@@ -91,6 +91,9 @@ fn tasks_are_shown_by_worker_and_function_with_what_waits_and_why() {
     browser.wait_for(&format!("{WHY} === '{waiting}'"));
 
     // The keys choose a task and explain it; the pointer does, too.
+    browser.script("document.querySelector('#tasks [data-span=\"300\"]').click()");
+    client.wait(&client.map("noop", [(); 3]).expect("submitted")).expect("they ran");
+    browser.wait_for(&format!("/^504 ran since/.test({FACTS})"));
     browser.wait_for("document.querySelector('#tasks canvas').offsetHeight > 100");
     browser.script("document.querySelector('#functions').focus()");
     browser.press(TAB);
@@ -125,10 +128,10 @@ fn tasks_are_shown_by_worker_and_function_with_what_waits_and_why() {
     let held = browser.script(&format!("return {FACTS}"));
     client.wait(&client.map("noop", [(), ()]).expect("submitted")).expect("they ran");
     // The counts go on.
-    browser.wait_for(&format!("{} === 502", count("noop", 4)));
+    browser.wait_for(&format!("{} === 505", count("noop", 4)));
     assert_eq!(browser.script(&format!("return {FACTS}")), held);
     browser.script("[...document.querySelectorAll('#tasks .buttons button')].at(-1).click()");
-    browser.wait_for(&format!("/^503 ran since/.test({FACTS})"));
+    browser.wait_for(&format!("/^506 ran since/.test({FACTS})"));
 
     let cookie = served.cookie();
     let ask = |path: &str| served.ask(&format!("GET /api/clusters/busy/{path}"), &[&cookie]);
