@@ -221,7 +221,7 @@ fn of_very_many_tasks_a_page_gets_a_sample_that_says_so_and_stays_small() {
 const WORK: &str = "
 import sys
 from distributed import Client, wait
-with Client(scheduler_file=sys.argv[1], set_as_default=False) as client:
+with Client(scheduler_file=sys.argv[1]) as client:
     numbers = client.map(str, range(50), key='number')
     both = client.submit(sum, [[1], [2]], [], key='both', workers=list(client.scheduler_info()['workers'])[:1])
     broken = client.submit(int, 'no number', key='broken')
