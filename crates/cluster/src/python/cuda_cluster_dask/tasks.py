@@ -22,19 +22,22 @@ WAITS = {"waiting": "input", "no-worker": "able_worker", "queued": "room"}
 def told(scheduler: Scheduler) -> dict[str, Any]:
     """Counts by prefix, by what tasks wait for, and by worker (`cluster::dask::Tasks` in Rust)."""
     prefixes = list(scheduler.task_prefixes.values())
-    functions = [function for function in map(_function, prefixes) if function["runs"] or function["active"]]
-    functions.sort(key=lambda function: function["runs"] + function["active"], reverse=True)
+    functions = sorted(map(_function, prefixes), key=_tasks, reverse=True)
     waiting = [
         {"wait": wait, "tasks": count, "examples": []}
         for state, wait in WAITS.items()
         if (count := sum(prefix.states.get(state, 0) for prefix in prefixes))
     ]
     return {
-        "functions": functions[:MOST],
+        "functions": [function for function in functions[:MOST] if _tasks(function)],
         "waiting": waiting,
         "workers": [_worker(worker) for worker in scheduler.workers.values()],
         "has_pages": importlib.util.find_spec("bokeh") is not None,
     }
+
+
+def _tasks(function: dict[str, Any]) -> int:
+    return int(function["runs"] + function["active"] + function["failed"])
 
 
 def _function(prefix: Any) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def _function(prefix: Any) -> dict[str, Any]:
         "runs": ever.get("memory", 0),
         "active": states.get("processing", 0) + sum(states.get(state, 0) for state in WAITS),
         "sent": states.get("processing", 0),
-        "failed": states.get("erred", 0),
+        "failed": ever.get("erred", 0),
         "seconds": seconds if seconds >= 0 else None,
     }
 
