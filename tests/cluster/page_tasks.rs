@@ -111,7 +111,7 @@ fn tasks_are_shown_by_worker_and_function_with_what_waits_and_why() {
     browser.wait_for(&format!("!/asking/.test({WHY})"));
 
     // What a worker does is sampled on request.
-    browser.click("#worker-table [data-row=gpu0] button");
+    browser.script("document.querySelector('#worker-table [data-row=gpu0] button').click()");
     browser.wait_for("document.querySelector('#details-title').textContent === 'gpu0'");
     browser.script("document.querySelector('[data-profile]').closest('details').open = true");
     browser.script("document.querySelector('[data-profile]').click()");
@@ -262,7 +262,7 @@ fn of_dask_the_schedulers_counts_are_shown_beside_the_workers_with_a_link_to_its
     let beside = "[...document.querySelectorAll('#worker-table tbody tr')].slice(1)\
                   .every((row) => row.cells[6].textContent === '0')";
     browser.wait_for(beside);
-    browser.click("#worker-table [data-row=gpu0] button");
+    browser.script("document.querySelector('#worker-table [data-row=gpu0] button').click()");
     browser.wait_for("/\\d+ results kept/.test(document.querySelector('#details').textContent)");
     let link = "document.querySelector('#dask-pages a')";
     let has_bokeh = Command::new(path).args(["-c", "import bokeh"]).output().expect("it ran");
