@@ -12,6 +12,7 @@
 //! | `logs` | what open pages are told of a process's log |
 //! | `log_view`, `log_requests` | all logs as one, in pages, by text and level; what may be asked |
 //! | `overview` | all clusters, joined hosts, and who holds this machine's GPUs and NICs |
+//! | `tasks` | what tasks do, and why one waits |
 //! | `opening` | the file that leads a browser to the page |
 //! | `watch` | the same for this program's own screen |
 //! | `measure` | what processes, GPUs and NICs do now |
@@ -35,6 +36,7 @@ mod overview;
 mod patience;
 mod scrape;
 mod server;
+mod tasks;
 mod watch;
 
 use std::fs::OpenOptions;

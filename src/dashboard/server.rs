@@ -12,9 +12,12 @@
 //! | `GET …/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
 //! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
 //! | `GET /api/clusters/NAME/log`, `…/log/line`, `…/log/file` | lines of all logs; one; a file |
+//! | `GET …/tasks?after=N`, `…/tasks/TASK` | the last tasks that ran; why one waits or ran there |
+//! | `GET /api/clusters/NAME/dask` | what Dask's scheduler counts |
 //! | `GET /api/clusters/NAME/crashes` | the last crash bundles |
 //! | `GET /api/clusters/NAME/report` | a file to attach to an issue |
 //! | `POST /api/clusters/NAME/restart/PROCESS`, `…/scale?workers=N`, `…/stop`, `…/verify` | 202 |
+//! | `POST /api/clusters/NAME/profile/PROCESS` | its stacks over some seconds |
 //!
 //! *Invariant:* secrets in plans, logs and crashes are masked.
 
@@ -40,7 +43,7 @@ use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
 use super::history::Range;
 use super::measure::processes_of;
-use super::{history, log_requests, logs, measure, metrics, overview, scrape};
+use super::{history, log_requests, logs, measure, metrics, overview, scrape, tasks};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
     recorded_machine, recorded_plan, recorded_preflight,
@@ -74,6 +77,7 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/history", get(history))
         .route("/logs/{process}", get(log))
         .merge(log_requests::routes())
+        .merge(tasks::routes())
         .route("/crashes", get(crashes))
         .route("/report", get(report))
         .route("/restart/{process}", post(restart))

@@ -28,6 +28,7 @@ mod packages;
 mod page;
 mod page_logs;
 mod page_overview;
+mod page_tasks;
 mod preflight;
 mod programs;
 mod readme;

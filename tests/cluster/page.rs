@@ -74,7 +74,8 @@ fn a_browser_shows_a_killed_worker_red_and_green_again_and_what_is_known_of_it()
     let tasks = client.map("sleep", [2_000_000u64; 40]).expect("submitted");
     browser.wait_for(
         "[...document.querySelectorAll('#functions tbody tr')].some(row => \
-         row.cells[0].textContent === 'sleep' && Number(row.cells[1].textContent) > 30)",
+         row.cells[0].textContent === 'sleep' && \
+         Number(row.cells[2].textContent) + Number(row.cells[3].textContent) > 30)",
     );
     drop((tasks, client));
     browser.click("#stop");

@@ -76,6 +76,37 @@ fn large_objects_go_round_and_come_back() {
 }
 
 #[test]
+fn the_last_tasks_are_told_with_their_times_and_the_bytes_that_came_for_them() {
+    let (mut cluster, client) = cluster(2);
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let micros = || u64::try_from(now().expect("after 1970").as_micros()).expect("small");
+    let before = micros();
+    let made = client.put(&[7; 1_000_000]).expect("put");
+    let there = made.locations().expect("there");
+    let other = if there == ["gpu0"] { "gpu1" } else { "gpu0" };
+    let sum = client.task("sum").inputs(&[&made]).on(other).submit().expect("submitted");
+    // Its input has no whole number of words, or it has: what it says does not matter here.
+    let _ = sum.wait();
+    let slow = client.submit("sleep", &20_000u64, &[]).expect("submitted");
+    slow.wait().expect("done");
+    let told = client.recent(0).expect("told");
+    assert_eq!((told.tasks.len(), told.ran, told.next), (2, 2, 2), "{told:?}");
+    let (sum_ran, slow_ran) = (told.tasks[0], told.tasks[1]);
+    let name = |place: u32| told.workers[place as usize].as_str();
+    assert_eq!((sum_ran.task, name(sum_ran.worker)), (sum.id(), other));
+    assert_eq!(sum_ran.ran.fetched_bytes, 1_000_000);
+    assert_eq!((slow_ran.task, slow_ran.ran.fetched_bytes), (slow.id(), 0));
+    assert_eq!(told.functions[slow_ran.function as usize], "sleep");
+    assert!(slow_ran.ran.micros >= 20_000, "{slow_ran:?}");
+    for one in [sum_ran, slow_ran] {
+        assert!(one.ran.at >= before, "{one:?}");
+        assert!(one.ran.at + one.ran.micros <= micros(), "{one:?}");
+    }
+    assert_eq!(client.recent(told.next).expect("told").tasks, []);
+    cluster.stop();
+}
+
+#[test]
 fn an_error_names_its_worker_and_reaches_what_depends_on_it() {
     let (mut cluster, client) = cluster(2);
     let put = client.put(&[0xff; 3]).expect("put");

@@ -37,6 +37,7 @@ mod native;
 mod paths;
 mod prepare;
 mod processes;
+mod profile;
 mod python;
 mod queued;
 mod ranks;
@@ -118,6 +119,8 @@ pub use prepare::{
     Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan, prepare_whole,
 };
 #[doc(hidden)]
+pub use profile::profile_of;
+#[doc(hidden)]
 pub use report::{
     BugReport, crashes, recorded_audit, recorded_machine, recorded_plan, recorded_preflight,
 };
@@ -142,6 +145,7 @@ fn supervision() -> Option<ExitCode> {
         detached::SUBCOMMAND => Some(supervising::main()),
         stalls::SUBCOMMAND => Some(stalls::main()),
         audit::SUBCOMMAND => Some(audit::main()),
+        profile::SUBCOMMAND => Some(profile::main()),
         hosts::SUBCOMMAND => Some(hosts::main()),
         _ => None,
     };

@@ -22,7 +22,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::Instant;
 
-use cuda_cluster_wire::tasks::{ObjectId, Product, TaskSpec, Wishes};
+use cuda_cluster_wire::tasks::{ObjectId, Product, Ran, TaskSpec, Wishes};
 use scheduler::{Action, Core, Event, Settings};
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -67,7 +67,12 @@ impl World {
                     let product =
                         if self.stored { Product::Stored(5000) } else { Product::Inline(vec![0]) };
                     let products = vec![product];
-                    self.answers.push_back(Event::Done { worker, task, products, micros: 100 });
+                    self.answers.push_back(Event::Done {
+                        worker,
+                        task,
+                        products,
+                        ran: lasting(100),
+                    });
                 }
                 Action::PutAt { object, worker, .. } => {
                     self.answers.push_back(Event::Stored { worker, object, bytes: 5000 });
@@ -98,6 +103,10 @@ impl World {
     fn release(&mut self, number: u64) {
         self.handle(Event::Release { client: CLIENT, object: id(number) });
     }
+}
+
+fn lasting(micros: u64) -> Ran {
+    Ran { micros, ..Ran::default() }
 }
 
 fn id(number: u64) -> ObjectId {

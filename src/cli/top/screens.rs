@@ -78,7 +78,7 @@ fn at_work(workers: u32) -> Picture {
             "at": at, "processes": processes, "gpus": gpus,
             "nics": { "mlx5_0": [12.1e9, 3e9] },
             "tasks": { "workers": counters, "tasks": 1, "objects": 1, "recomputed": 0,
-                "stolen": 0, "links": [], "functions": [], "resident_bytes": 1 },
+                "stolen": 0, "links": [], "functions": [], "waiting": [], "resident_bytes": 1 },
         });
         let figures = serde_json::from_value(figures).map(Box::new).expect("figures");
         picture.apply(Update::Figures(figures));

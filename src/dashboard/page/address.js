@@ -3,7 +3,7 @@
 /** Names of what is said of the time. */
 const TIME = ["range", "since", "until", "who", "at"];
 
-/** Reads `#cluster=demo&worker=gpu3`, `#cluster=demo&line=gpu0:0:1234`, `#cluster=demo&range=1h&who=gpu3`, `#cluster=demo&since=MS&until=MS`, `#view=all`, and `#demo`. */
+/** Reads `#cluster=demo&worker=gpu3`, `#cluster=demo&line=gpu0:0:1234`, `#cluster=demo&task=3:17`, `#cluster=demo&range=1h&who=gpu3`, `#cluster=demo&since=MS&until=MS`, `#view=all`, and `#demo`. */
 export function read(hash) {
   const text = hash.replace(/^#/, "");
   const [first] = text.split("&");
@@ -11,12 +11,12 @@ export function read(hash) {
   const bare = first.includes("=") || document.getElementById(first) ? null : decodeURIComponent(first);
   const named = new URLSearchParams(text);
   const time = new URLSearchParams(TIME.filter((name) => named.has(name)).map((name) => [name, named.get(name)]));
-  return { cluster: named.get("cluster") ?? (bare || null), worker: named.get("worker"), line: named.get("line"), time, all: named.get("view") === "all" };
+  return { cluster: named.get("cluster") ?? (bare || null), worker: named.get("worker"), line: named.get("line"), task: named.get("task"), time, all: named.get("view") === "all" };
 }
 
-/** The address of a cluster, one of its workers, or a line of a log, at a time. */
-export function write({ cluster, worker, line, time = [] }) {
-  const named = [["cluster", cluster], ["worker", worker], ["line", line], ...time].filter(([, value]) => value);
+/** The address of a cluster, one of its workers, a line of a log, or a task, at a time. */
+export function write({ cluster, worker, line, task, time = [] }) {
+  const named = [["cluster", cluster], ["worker", worker], ["line", line], ["task", task], ...time].filter(([, value]) => value);
   return `#${named.map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%3A", ":")}`).join("&")}`;
 }
 

@@ -61,7 +61,6 @@ export class Charts {
       const rates = perFunction(model.figures, times);
       const each = rates.length > 1 ? rates.slice(0, MOST_LINES - 1).map(({ name, rates }) => [name, rates]) : [];
       this.draw("Tasks per second", times, [["finished", finished], ...each], (value) => value?.toFixed(value < 10 ? 1 : 0), model, 2);
-      this.functions(rates);
       this.draw("Tasks waiting or running", times, [
         ["queued", model.figures.map((figures) => total(figures, "queued"))],
         ["in flight", model.figures.map((figures) => total(figures, "in_flight"))],
@@ -79,20 +78,6 @@ export class Charts {
     });
     const known = [...moved, ["NICs", nics]].filter(([, values]) => values.some((value) => value != null));
     if (known.length) this.draw("Bytes on links", times, known, rate, model);
-  }
-
-  /** What each function of tasks has done. */
-  functions(all) {
-    let box = this.place.querySelector("#functions");
-    if (!all.length) return box?.remove();
-    if (!box) {
-      const head = h("thead", {}, h("tr", {}, ["Function", "Waiting or running", "Runs", "Per second", "Each takes"].map((heading, at) => h("th", { scope: "col", class: at ? "number" : "" }, heading))));
-      box = h("div", { class: "chart", id: "functions" }, h("h3", {}, "Functions"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Functions" }, h("table", {}, head, h("tbody", {}))));
-      this.place.append(box);
-    }
-    box.querySelector("tbody").replaceChildren(...all.map(({ name, active, runs, seconds, rates }) => h("tr", {},
-      h("th", { scope: "row" }, name),
-      [active, runs, rates[rates.length - 1]?.toFixed(1) ?? "–", time(seconds)].map((text) => h("td", { class: "number" }, text)))));
   }
 
   draw(title, times, series, format, model, least = 0, { paint, marks, height = 150 } = {}) {
@@ -165,20 +150,14 @@ export class Charts {
 function perFunction(figures, times) {
   const last = figures[figures.length - 1].tasks?.functions ?? [];
   const maps = figures.map((one) => new Map((one.tasks?.functions ?? []).map((known) => [known.name, known.runs])));
-  return last.map(({ name, active, runs, seconds }) => {
+  return last.map(({ name }) => {
     const counts = maps.map((known, at) => known.get(name) ?? (figures[at].tasks ? 0 : null));
     const rates = counts.map((now, at) => (at && now != null && counts[at - 1] != null ? Math.max(0, (now - counts[at - 1]) / (times[at] - times[at - 1])) : null));
-    return { name, active, runs, seconds, rates };
+    return { name, rates };
   });
 }
 
 /** What a line shows now; the native scheduler may leave out one reading. */
 function latest(values) {
   return values.at(-1) ?? values.at(-2);
-}
-
-function time(seconds) {
-  if (seconds == null) return "–";
-  if (seconds >= 1) return `${seconds.toFixed(1)} s`;
-  return seconds >= 1e-3 ? `${(seconds * 1e3).toFixed(1)} ms` : `${Math.round(seconds * 1e6)} µs`;
 }

@@ -2,6 +2,7 @@
 
 import { bytes, clock, h, rate, sentence } from "./model.js";
 import { gpuFigures } from "./machine.js";
+import { profile } from "./profile.js";
 
 /** Most lines and characters of a log that are kept on the page. */
 const LOG_LINES = 1000;
@@ -45,6 +46,7 @@ export class Details {
       this.section("Log", log);
       this.resume = () => this.follow(name, log);
       this.resume();
+      this.section("Profile", profile(() => this.actions.profile(name)));
       const ends = h("div");
       this.section("Restarts and crashes", ends);
       this.ends = ends;
@@ -116,7 +118,7 @@ export class Details {
     if (!process) return [["State", "not in this cluster"]];
     const figures = model.last.processes[this.name] ?? {};
     const planned = model.planned(this.name);
-    const tasks = model.tasks(this.name);
+    const [dask, tasks] = [model.ofDask(this.name), model.tasks(this.name)];
     const pool = process.device_pool;
     const { word, why } = model.standing(process);
     const lanes = new Set();
@@ -136,7 +138,8 @@ export class Details {
       ["Memory nodes", process.mems],
       ["Memory", `${bytes(figures.resident_bytes)}${planned?.memory_limit_bytes ? ` of ${bytes(planned.memory_limit_bytes)}` : ""}`],
       ["Device pool", pool ? `${bytes(pool.used_bytes)} of ${bytes(pool.held_bytes)} in ${pool.slabs} slabs` : null],
-      ["Tasks", tasks ? `${tasks.in_flight} in flight, ${tasks.queued} queued, ${tasks.finished} finished` : null],
+      ["Tasks", dask ? `${dask.processing} at the worker, ${dask.kept} results kept` : tasks ? `${tasks.in_flight} in flight, ${tasks.queued} queued, ${tasks.finished} finished` : null],
+      ["Transfers", dask ? `${dask.transfers} from other workers${dask.incoming_bytes ? `, ${bytes(dask.incoming_bytes)} on their way` : ""}` : null],
       ["NICs", planned?.nics.join(", ")],
       ["Missing ports", process.missing_ports?.map(({ port, why }) => `${port}: ${why}`).join("; ")],
       ["Lanes", [...lanes].join("; ")],

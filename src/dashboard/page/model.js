@@ -28,6 +28,7 @@ export class Model {
     this.records = [];
     this.verification = null;
     this.audit = null;
+    this.dask = null;
     this.end = null;
     this.silent = null;
     this.lost = false;
@@ -82,9 +83,17 @@ export class Model {
     return this.about?.plan.workers.find((worker) => worker.name === name);
   }
 
-  /** The tasks of a worker, by the native scheduler. */
+  /** The tasks of a worker, by the native scheduler or Dask's. */
   tasks(name) {
+    const worker = this.ofDask(name);
+    if (worker) return { in_flight: worker.processing, queued: 0 };
     return this.last.tasks?.workers.find((worker) => worker.name === name);
+  }
+
+  /** What Dask's scheduler counts of a worker. */
+  ofDask(name) {
+    const pid = this.dask && this.process(name)?.pid;
+    return pid ? this.dask.workers.find((worker) => worker.pid === pid) : undefined;
   }
 
   /** What a process's state means: a mark and a word beside the colour. */

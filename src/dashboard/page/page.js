@@ -12,6 +12,7 @@ import { Notifier } from "./notify.js";
 import { Overview } from "./overview.js";
 import { Preflight } from "./preflight.js";
 import { Strips } from "./strips.js";
+import { Tasks } from "./tasks.js";
 import { Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
 
@@ -30,6 +31,7 @@ const actions = {
   select,
   read,
   url: (path) => url(path),
+  profile: async (name) => (await order(`profile/${encodeURIComponent(name)}`)).json(),
   restart: (name) => confirm(`Restart ${name}? Its tasks run again elsewhere.`, "Restart", () => post(`restart/${encodeURIComponent(name)}`), { kind: "danger filled" }),
 };
 const machine = new Machine($("machine"), select);
@@ -43,6 +45,7 @@ legend($("keys"));
 $("zone").textContent = zone();
 const timeline = new Timeline({ read });
 const logs = new LogView($("logs"), actions);
+const tasks = new Tasks($("tasks"), { read, chosen: (task) => tell({ cluster: model.name, task }) });
 const overview = new Overview($("overview"), say);
 
 /** A path of the current cluster; relative, so that a proxy may put anything before it. */
@@ -54,10 +57,15 @@ async function read(path) {
   return response.json();
 }
 
+async function order(path) {
+  const response = await fetch(url(path), { method: "POST", headers: { "X-Cuda-Cluster": "page" } });
+  if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error ?? response.statusText);
+  return response;
+}
+
 async function post(path) {
   try {
-    const response = await fetch(url(path), { method: "POST", headers: { "X-Cuda-Cluster": "page" } });
-    if (!response.ok) throw new Error((await response.json().catch(() => ({}))).error ?? response.statusText);
+    await order(path);
   } catch (error) {
     say(`Not done: ${error.message}`);
   }
@@ -104,7 +112,7 @@ function later() {
   });
 }
 
-async function open(name, { worker, line } = {}) {
+async function open(name, { worker, line, task } = {}) {
   stream?.close();
   model = new Model(name);
   wanted = worker;
@@ -119,9 +127,10 @@ async function open(name, { worker, line } = {}) {
   $("name").textContent = name;
   $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
-  tell({ cluster: name, worker, line });
+  tell({ cluster: name, worker, line, task });
   timeline.open(model);
   logs.open(name, line);
+  tasks.open(model, task);
   try {
     mine.about = await read("about");
   } catch (error) {
@@ -177,6 +186,7 @@ function draw() {
     pairs();
     strips.update(model);
     details.update(model);
+    tasks.update();
     events();
     timeline.update();
   }
@@ -378,6 +388,7 @@ function all() {
   details.show(null, null);
   timeline.close();
   logs.open(null);
+  tasks.open(null);
   say("");
   document.body.classList.remove("ended", "lost");
   document.body.classList.add("all");
@@ -390,10 +401,11 @@ function all() {
 
 $("clusters").addEventListener("change", (event) => open(event.target.value));
 addEventListener("hashchange", () => {
-  const { cluster, worker, line, all: everything } = asked();
+  const { cluster, worker, line, task, all: everything } = asked();
   if (everything) return all();
-  if (cluster && cluster !== model?.name) return void open(cluster, { worker, line });
+  if (cluster && cluster !== model?.name) return void open(cluster, { worker, line, task });
   if (line) logs.goTo(line);
+  else if (task) tasks.explain(task, true);
   else if (worker && worker !== machine.selected) select(worker);
   if (cluster && model) timeline.follow();
   return undefined;

@@ -26,8 +26,8 @@ pub use self::error::ClientError;
 use self::session::{Session, Status};
 use cuda_cluster_wire::numbers::{self, Number};
 use cuda_cluster_wire::tasks::{
-    AtWork, Counters, INLINE_LIMIT, ObjectId, Overview, Product, Queues, Request, TaskError,
-    TaskSpec, Wishes,
+    AtWork, Counters, INLINE_LIMIT, ObjectId, Overview, Product, Queues, Recent, Request,
+    TaskError, TaskSpec, Wishes,
 };
 use cuda_cluster_wire::value::{self, ValueError};
 
@@ -231,6 +231,15 @@ impl Client {
     /// What a worker runs and fetches.
     pub(crate) fn at_work(&self, worker: &str) -> Result<AtWork, ClientError> {
         bulk::at_work(&self.session, worker)
+    }
+
+    /// The last tasks that ran, without those before [`Recent::next`] of an earlier answer; of very
+    /// many a sample.
+    ///
+    /// # Errors
+    /// If the scheduler is gone.
+    pub fn recent(&self, after: u64) -> Result<Recent, ClientError> {
+        self.session.recent(after)
     }
 
     /// Resets the counts of transfers, but keeps what was learned from them.

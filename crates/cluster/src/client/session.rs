@@ -23,7 +23,7 @@ use cuda_cluster_wire::greeting::Role;
 use cuda_cluster_wire::native::{FromClient, ToClient};
 use cuda_cluster_wire::secret::Secret;
 use cuda_cluster_wire::tasks::{
-    BATCH_BYTES, News, ObjectId, Overview, Product, Queues, Request, TaskError,
+    BATCH_BYTES, News, ObjectId, Overview, Product, Queues, Recent, Request, TaskError,
 };
 
 /// Maximum number of queued requests; further callers block.
@@ -61,6 +61,7 @@ struct State {
     explanations: FxHashMap<ObjectId, String>,
     overview: Option<Overview>,
     queues: Option<Queues>,
+    recent: Option<Recent>,
     streams: FxHashMap<u64, (FxHashSet<ObjectId>, VecDeque<ObjectId>)>,
     /// When the last message was received.
     last_news: Option<Instant>,
@@ -320,6 +321,12 @@ impl Session {
         self.until(|state| state.queues.take())
     }
 
+    pub(super) fn recent(&self, after: u64) -> Result<Recent, ClientError> {
+        self.lock().recent = None;
+        self.ask(Request::Recent { after })?;
+        self.until(|state| state.recent.take())
+    }
+
     /// Starts to record which of these objects complete.
     pub(super) fn watch(&self, objects: impl Iterator<Item = ObjectId>) -> u64 {
         let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
@@ -399,6 +406,7 @@ impl State {
             }
             News::Overview(overview) => self.overview = Some(overview),
             News::Queues(queues) => self.queues = Some(queues),
+            News::Recent(recent) => self.recent = Some(recent),
         }
     }
 

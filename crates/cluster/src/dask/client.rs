@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -21,6 +22,7 @@ use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_wire::links::Measured;
 use cuda_cluster_wire::native::{Measurement, Samples};
 use cuda_cluster_wire::peer::MemoryKind;
+use cuda_cluster_wire::tasks::{FunctionOverview, Waiting};
 
 /// Longest answer, in bytes: millions of rounds.
 const ANSWER_LIMIT: u64 = 32 << 20;
@@ -59,6 +61,8 @@ enum Question<'a> {
     /// Where the scheduler is.
     Machine,
     /// What the scheduler's tasks wait for.
+    Queued,
+    /// What the scheduler's tasks do.
     Tasks,
 }
 
@@ -94,6 +98,36 @@ pub struct Fetched {
     pub ports: BTreeMap<String, u64>,
 }
 
+/// What the tasks of Dask's scheduler do (`python/tasks.py`).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tasks {
+    /// Prefixes of tasks, those with the most first.
+    pub functions: Vec<FunctionOverview>,
+    /// What tasks wait for.
+    pub waiting: Vec<Waiting>,
+    /// The scheduler's workers.
+    pub workers: Vec<WorkerTasks>,
+    /// Whether Dask's own pages can be shown.
+    pub has_pages: bool,
+}
+
+/// The tasks of one of Dask's workers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerTasks {
+    /// Its name for the scheduler.
+    pub name: String,
+    /// Its process; `None` on another machine.
+    pub pid: Option<u32>,
+    /// Tasks that were sent to it.
+    pub processing: u64,
+    /// Results that it keeps.
+    pub kept: u64,
+    /// Transfers from other workers until now.
+    pub transfers: u64,
+    /// Bytes that are coming from them.
+    pub incoming_bytes: u64,
+}
+
 /// What a worker answers.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -105,7 +139,7 @@ struct Answer {
     ports: BTreeMap<String, u64>,
     machine: Option<String>,
     host: Option<String>,
-    tasks: Option<DaskTasks>,
+    queued: Option<DaskTasks>,
     error: Option<String>,
 }
 
@@ -196,7 +230,7 @@ impl Client {
 
     /// Why a worker can't measure device memory; `None` if it can.
     pub async fn without_device_memory(&self, worker: &str) -> Option<String> {
-        match self.ask(worker, &Question::Device).await {
+        match self.ask::<Answer>(worker, &Question::Device).await {
             Ok(answer) => answer.error,
             Err(why) => Some(why),
         }
@@ -215,10 +249,18 @@ impl Client {
     ///
     /// # Errors
     /// Why it does not say so.
-    pub async fn tasks(&self) -> Result<DaskTasks, String> {
-        let Answer { tasks, error, .. } = self.ask(SCHEDULER, &Question::Tasks).await?;
+    pub async fn queued(&self) -> Result<DaskTasks, String> {
+        let Answer { queued, error, .. } = self.ask(SCHEDULER, &Question::Queued).await?;
         let silent = || format!("{SCHEDULER} does not tell: it is of an older version");
-        tasks.ok_or_else(|| error.unwrap_or_else(silent))
+        queued.ok_or_else(|| error.unwrap_or_else(silent))
+    }
+
+    /// What the scheduler's tasks do.
+    ///
+    /// # Errors
+    /// Why it does not say so.
+    pub async fn tasks(&self) -> Result<Tasks, String> {
+        self.ask(SCHEDULER, &Question::Tasks).await
     }
 
     /// Has a worker fetch from one of another machine, whose name and address are these.
@@ -269,19 +311,26 @@ impl Client {
         Measured { from, to, result, cause }
     }
 
-    async fn ask(&self, worker: &str, question: &Question<'_>) -> Result<Answer, String> {
+    async fn ask<A: DeserializeOwned>(
+        &self,
+        worker: &str,
+        question: &Question<'_>,
+    ) -> Result<A, String> {
         let path = self.paths.socket(if worker == SCHEDULER { BETWEEN } else { worker });
-        let stream = UnixStream::connect(&path).await.map_err(|error| {
-            format!("{worker} cannot be asked to measure: {}: {error}", path.display())
-        })?;
+        let stream = UnixStream::connect(&path)
+            .await
+            .map_err(|error| format!("{worker} cannot be asked: {}: {error}", path.display()))?;
         converse(stream, question).await.map_err(|error| match error.kind() {
             io::ErrorKind::InvalidData => format!("{worker} answers in another way: {error}"),
-            _ => format!("{worker} ended while it measured: {error}"),
+            _ => format!("{worker} ended before it answered: {error}"),
         })
     }
 }
 
-async fn converse(stream: UnixStream, question: &Question<'_>) -> io::Result<Answer> {
+async fn converse<A: DeserializeOwned>(
+    stream: UnixStream,
+    question: &Question<'_>,
+) -> io::Result<A> {
     let mut stream = BufReader::new(stream);
     let mut line = serde_json::to_vec(question)?;
     line.push(b'\n');

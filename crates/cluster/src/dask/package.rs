@@ -41,6 +41,7 @@ pub(super) const DASK: Package = Package {
         "silence.py",
         "status.py",
         "storage.py",
+        "tasks.py",
         "verify.py",
         "wakeup.py",
         "wires.py",

@@ -120,7 +120,7 @@ fn spawn(what: impl FnOnce() + Send + 'static) {
 fn dask(directory: PathBuf, pids: Vec<(u32, String)>) -> Result<Answer, String> {
     let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread());
     let runtime = runtime.map_err(|error| format!("there is no event loop: {error}"))?;
-    let asked = async { tokio::time::timeout(PATIENCE, Dask::new(&directory).tasks()).await };
+    let asked = async { tokio::time::timeout(PATIENCE, Dask::new(&directory).queued()).await };
     let silent = |_| format!("no answer within {} s", PATIENCE.as_secs());
     let told = runtime.block_on(asked).map_err(silent)??;
     Ok(Box::new(move |tasks| *tasks = of_dask(told, &pids)))

@@ -16,7 +16,7 @@ use super::core::{Action, Core, Event, Settings};
 use cuda_cluster_wire::frame::{FRAME_LIMIT, FrameError, decode, encode, length};
 
 /// The version of the log.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Header {

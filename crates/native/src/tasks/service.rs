@@ -105,12 +105,10 @@ impl TaskService {
                     let name = member.name.clone();
                     Event::WorkerJoined { worker, name, threads, resources }
                 }
-                Report::Done { task, products, micros } => {
-                    Event::Done { worker, task, products, micros }
-                }
-                Report::Failed { task, error } => {
+                Report::Done { task, products, ran } => Event::Done { worker, task, products, ran },
+                Report::Failed { task, error, ran } => {
                     tracing::debug!(%task, %error, worker = member.name, "a task has failed");
-                    Event::Failed { worker, task, error }
+                    Event::Failed { worker, task, error, ran }
                 }
                 Report::Returned { task } => Event::Returned { worker, task },
                 Report::Unreachable { task, object, source, missing } => {
@@ -167,6 +165,11 @@ impl TaskService {
                     let why = self.core.explain(task);
                     let bytes = why.len();
                     self.news(client, News::Because { task, why }, bytes);
+                }
+                Request::Recent { after } => {
+                    let recent = self.core.recent(after);
+                    let bytes = 32 * (recent.tasks.len() + recent.functions.len());
+                    self.news(client, News::Recent(recent), bytes);
                 }
                 Request::CountAnew => self.handle(Event::CountAnew),
                 Request::Queues => {

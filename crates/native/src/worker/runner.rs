@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::unistd::gettid;
 use tokio::sync::{mpsc, oneshot};
@@ -27,7 +27,7 @@ use cuda_cluster_data::ucx::Buffer;
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_wire::peer::Member;
 use cuda_cluster_wire::tasks::{
-    AtWork, Fetching, INLINE_LIMIT, ObjectId, Order, Product, Report, RunningTask, Source,
+    AtWork, Fetching, INLINE_LIMIT, ObjectId, Order, Product, Ran, Report, RunningTask, Source,
     TaskError,
 };
 
@@ -41,6 +41,8 @@ struct Job {
     function: String,
     arguments: Vec<u8>,
     inputs: Vec<(ObjectId, Option<Vec<u8>>)>,
+    /// Bytes of inputs that came from peers.
+    fetched_bytes: u64,
 }
 
 /// The queue of the threads that run tasks.
@@ -190,7 +192,7 @@ impl Runner {
             };
             inputs.push((object, bytes));
         }
-        let job = Job { task, outputs, function, arguments, inputs };
+        let job = Job { task, outputs, function, arguments, inputs, fetched_bytes: 0 };
         if missing == 0 {
             self.enqueue(job);
         } else {
@@ -301,8 +303,10 @@ impl Runner {
         let Some(Fetch { waiters, .. }) = self.fetching.remove(&object) else { return Vec::new() };
         match result {
             Ok(Came { bytes, took }) => {
+                let mut came = bytes;
                 for task in waiters {
-                    let Some((_, missing)) = self.waiting.get_mut(&task) else { continue };
+                    let Some((job, missing)) = self.waiting.get_mut(&task) else { continue };
+                    job.fetched_bytes += std::mem::take(&mut came);
                     *missing -= 1;
                     if *missing == 0
                         && let Some((job, _)) = self.waiting.remove(&task)
@@ -325,7 +329,7 @@ impl Runner {
                     }
                     self.forget_waits(task);
                     reports.push(match error.here(task, &self.shared.me.name) {
-                        Some(error) => Report::Failed { task, error },
+                        Some(error) => Report::Failed { task, error, ran: began_now(0) },
                         None => {
                             let (source, missing) = (source.clone(), error.is_missing());
                             Report::Unreachable { task, object, source, missing }
@@ -344,6 +348,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 fn micros(took: Duration) -> u64 {
     u64::try_from(took.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A run that begins now, with inputs of so many bytes that came from peers.
+fn began_now(fetched_bytes: u64) -> Ran {
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Ran { at: micros(at), micros: 0, fetched_bytes }
 }
 
 thread_local! {
@@ -416,11 +426,12 @@ fn when_there_is_room(shared: &WorkerContext, job: &Job, cancelled: &AtomicBool)
 
 fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &AtomicBool) -> Report {
     let task = job.task;
+    let mut ran = began_now(job.fetched_bytes);
     let worker = || shared.me.name.clone();
     let Some(function) = shared.registry.find(&job.function) else {
         let function = job.function.clone();
         let error = TaskError::UnknownFunction { task, worker: worker(), function };
-        return Report::Failed { task, error };
+        return Report::Failed { task, error, ran };
     };
     let mut inputs = Vec::with_capacity(job.inputs.len());
     for (object, inline) in &job.inputs {
@@ -435,7 +446,8 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &Atomi
                     return Report::Unreachable { task, object, source, missing: true };
                 }
                 Err(error) => {
-                    return Report::Failed { task, error: task_error(task, worker(), &error) };
+                    let error = task_error(task, worker(), &error);
+                    return Report::Failed { task, error, ran };
                 }
             },
         }));
@@ -443,14 +455,15 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &Atomi
     let (store, arguments) = (&*shared.store, &*job.arguments);
     let worker_name = &shared.me.name;
     let context = Context { task, worker: worker_name, arguments, store, consumer, cancelled };
+    ran.at = began_now(0).at;
     let start = Instant::now();
     let returned = catch_unwind(AssertUnwindSafe(|| function(&context, &inputs)));
-    let micros = micros(start.elapsed());
+    ran.micros = micros(start.elapsed());
     drop(inputs);
     let result = match returned {
         Err(panic) => {
             let error = TaskError::Panicked { task, worker: worker(), message: words(&*panic) };
-            return Report::Failed { task, error };
+            return Report::Failed { task, error, ran };
         }
         Ok(result) => result,
     };
@@ -464,8 +477,8 @@ fn run(shared: &WorkerContext, consumer: &Consumer, job: &Job, cancelled: &Atomi
         named.collect::<Result<Vec<Product>, FunctionError>>()
     });
     match products {
-        Ok(products) => Report::Done { task, products, micros },
-        Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error) },
+        Ok(products) => Report::Done { task, products, ran },
+        Err(error) => Report::Failed { task, error: task_error(task, worker(), &*error), ran },
     }
 }
 

@@ -47,7 +47,7 @@ impl Tally {
 mod tests {
     use super::*;
     use cuda_cluster_wire::peer::Member;
-    use cuda_cluster_wire::tasks::ObjectId;
+    use cuda_cluster_wire::tasks::{ObjectId, Ran};
 
     #[test]
     fn tasks_count_when_they_have_ended_and_bytes_when_they_are_here() {
@@ -55,7 +55,7 @@ mod tests {
         let (task, products) = (ObjectId::new(1, 1), Vec::new());
         let source = Member { name: "gpu1".to_owned(), incarnation: 1 };
         tally.count(&[
-            Report::Done { task, products, micros: 3 },
+            Report::Done { task, products, ran: Ran::default() },
             Report::Returned { task },
             Report::Fetched { object: task, source, bytes: 70, micros: None },
         ]);

@@ -14,6 +14,7 @@ mod native;
 mod netlink;
 mod outside;
 mod procfs;
+pub mod profile;
 mod python;
 pub mod ras;
 mod sockets;

@@ -184,6 +184,18 @@ pub enum Order {
     Free { object: ObjectId },
 }
 
+/// When a task ran, and what came for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ran {
+    /// When its function began, in microseconds since 1970; if that did not begin, when the task
+    /// failed.
+    pub at: u64,
+    /// How long it ran, in microseconds.
+    pub micros: u64,
+    /// Bytes of inputs that came from peers. What several tasks wait for counts for the first.
+    pub fetched_bytes: u64,
+}
+
 /// From a worker to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "a field that says nothing more has its name")]
@@ -196,14 +208,9 @@ pub enum Report {
         resources: BTreeMap<String, u64>,
     },
     /// A task has run.
-    Done {
-        task: ObjectId,
-        products: Vec<Product>,
-        /// How long it ran.
-        micros: u64,
-    },
+    Done { task: ObjectId, products: Vec<Product>, ran: Ran },
     /// A task has failed.
-    Failed { task: ObjectId, error: TaskError },
+    Failed { task: ObjectId, error: TaskError, ran: Ran },
     /// A task will not run here: it was retracted in time.
     Returned { task: ObjectId },
     /// A task cannot run here, because an input could not be fetched.
@@ -263,6 +270,9 @@ pub enum Request {
     Explain { task: ObjectId },
     /// Asks for the scheduler's counters.
     Overview,
+    /// Asks for the last tasks that ran, of which the client does not know those before this
+    /// number ([`Recent::next`]).
+    Recent { after: u64 },
     /// Reset the counters of transfers ([`Overview::links`]).
     CountAnew,
     /// Asks what waits, and for what.
@@ -297,6 +307,65 @@ pub enum News {
     Overview(Overview),
     /// The answer to [`Request::Queues`].
     Queues(Queues),
+    /// The answer to [`Request::Recent`].
+    Recent(Recent),
+}
+
+/// The last tasks that ran: of very many a sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recent {
+    /// What to ask for next time.
+    pub next: u64,
+    /// How many ran since the scheduler began.
+    pub ran: u64,
+    /// The names of the functions, for [`TaskRan::function`].
+    pub functions: Vec<String>,
+    /// The names of the workers, for [`TaskRan::worker`].
+    pub workers: Vec<String>,
+    /// The tasks, in the order in which they ended.
+    pub tasks: Vec<TaskRan>,
+}
+
+/// A task that ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskRan {
+    /// Its name.
+    pub task: ObjectId,
+    /// The place of its function among the names.
+    pub function: u32,
+    /// The place of its worker among the names.
+    pub worker: u32,
+    /// When it ran.
+    pub ran: Ran,
+    /// Whether it failed.
+    pub failed: bool,
+    /// The number of tasks that it stands for, with itself: of very many only some are kept.
+    pub stands_for: u32,
+}
+
+/// What tasks wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wait {
+    /// An input that is not there yet.
+    Input,
+    /// A worker that may run them; there is none now.
+    AbleWorker,
+    /// Any worker that has room.
+    Room,
+    /// The worker that was chosen for them, which is busy.
+    ChosenWorker,
+}
+
+/// Tasks that wait for the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// For what.
+    pub wait: Wait,
+    /// How many.
+    pub tasks: u64,
+    /// The names of some of them.
+    pub examples: Vec<String>,
 }
 
 /// The scheduler's counters.
@@ -316,6 +385,8 @@ pub struct Overview {
     pub links: Vec<LinkOverview>,
     /// The functions with the most tasks, most first.
     pub functions: Vec<FunctionOverview>,
+    /// What tasks wait for.
+    pub waiting: Vec<Waiting>,
     /// The scheduler's resident memory, in bytes.
     pub resident_bytes: u64,
 }
@@ -344,6 +415,10 @@ pub struct FunctionOverview {
     pub runs: u64,
     /// Tasks that wait or run now.
     pub active: u64,
+    /// Those among them that workers have: they run, or are the next to run there.
+    pub sent: u64,
+    /// Tasks that failed, or could not run because others failed.
+    pub failed: u64,
     /// Seconds that a run takes, on average.
     pub seconds: Option<f64>,
 }

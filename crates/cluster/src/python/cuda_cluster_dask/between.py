@@ -1,6 +1,6 @@
 """Asks workers of other machines what comes to them, for `cuda-cluster verify`: the scheduler does, over the
-connections that Dask has with its workers. So there is no other port and no other secret. Who asks for the
-scheduler's tasks, as `why` does, is told by the scheduler itself (`queued.py`).
+connections that Dask has with its workers. So there is no other port and no other secret. Over the same socket
+the scheduler says what its tasks wait for (`queued.py`, for `why`) and what they do (`tasks.py`, for the page).
 
 *Invariant:* who answers is the worker at that address; what it does not say is not said here.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from cuda_cluster_dask import joined, measure, queued
+from cuda_cluster_dask import joined, measure, queued, tasks
 from cuda_cluster_dask.internals import send_recv
 from cuda_cluster_fork.failure import describe
 
@@ -30,11 +30,13 @@ async def listen(scheduler: Scheduler) -> str | None:
 
 
 async def _answer(scheduler: Scheduler, ask: str, at: str = "", name: str = "", **question: Any) -> Any:
-    """Where the scheduler is, what its tasks wait for, or what the worker called `name` says, which is `at` this address."""
+    """Where the scheduler is, what its tasks do or wait for, or what the worker called `name` says, which is at `at`."""
     if ask == "machine":
         return {"machine": joined.machine(), "host": socket.gethostname()}
+    if ask == "queued":
+        return {"queued": queued.told(scheduler)}
     if ask == "tasks":
-        return {"tasks": queued.told(scheduler)}
+        return tasks.told(scheduler)
     try:
         comm = await scheduler.rpc.connect(at)
         try:

@@ -82,7 +82,7 @@ SEEN = {
         "distributed.metrics": "monotonic",
         "distributed.protocol": "pickle to_serialize",
         "distributed.scheduler.TaskGroup": "states",
-        "distributed.scheduler.TaskPrefix": "duration_average",
+        "distributed.scheduler.TaskPrefix": "duration_average name states state_counts",
         "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
         "get_nbytes_deps dependents state prefix worker_restrictions host_restrictions resource_restrictions",
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "

@@ -244,7 +244,8 @@ impl Core {
             self.drop_uses(key);
             let task = &mut self.tasks[key];
             task.state = State::Failed;
-            self.functions[task.function as usize].active -= 1;
+            let function = &mut self.functions[task.function as usize];
+            (function.active, function.failed) = (function.active - 1, function.failed + 1);
             for input in std::mem::take(&mut task.inputs) {
                 self.objects[input].lineage -= 1;
                 self.garbage.push(input);
@@ -285,7 +286,7 @@ impl Core {
         waiters.into_iter().filter(waits).map(|(task, _)| task).collect()
     }
 
-    fn waits(&self, task: TaskKey, stamp: u32) -> bool {
+    pub(super) fn waits(&self, task: TaskKey, stamp: u32) -> bool {
         self.tasks.get(task).is_some_and(|task| task.state == State::Waiting && task.stamp == stamp)
     }
 

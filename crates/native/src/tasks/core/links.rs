@@ -160,11 +160,17 @@ impl Links {
         self.state.is_multiple_of(PROBE_EVERY)
     }
 
-    pub(super) fn overview(&self) -> Vec<LinkOverview> {
+    /// The names of the workers, by their places.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let mut names = vec![""; self.names.len()];
         for (name, place) in &self.names {
             names[*place] = name;
         }
+        names.into_iter()
+    }
+
+    pub(super) fn overview(&self) -> Vec<LinkOverview> {
+        let names: Vec<&str> = self.names().collect();
         self.links
             .iter()
             .filter(|(_, link)| link.transfers > 0)

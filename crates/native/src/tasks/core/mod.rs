@@ -4,7 +4,8 @@
 //! seed. The parts: [`graph`] (dependencies, what is still needed, what must be computed again),
 //! [`placement`] (which worker runs a task, by [`estimate`]), [`steal`] (what idle workers take
 //! over), [`store`] (all records), [`crowd`] (which workers to look at), [`links`] (the bandwidth
-//! between workers), [`check`] (the invariants, as code), [`explain`], [`queues`].
+//! between workers), [`check`] (the invariants, as code), [`explain`], [`queues`], [`recent`] (the
+//! last tasks that ran), [`overview`].
 //!
 //! *Invariant:* those of [`Core::sanity_check`].
 
@@ -16,8 +17,10 @@ mod explain;
 mod graph;
 mod holders;
 mod links;
+mod overview;
 mod placement;
 mod queues;
+mod recent;
 mod record;
 mod reports;
 mod steal;
@@ -32,10 +35,10 @@ use serde::{Deserialize, Serialize};
 use crowd::{Arrivals, Crowd};
 use cuda_cluster_model::plan::Placement;
 use cuda_cluster_wire::tasks::{
-    ARGUMENTS_LIMIT, ARITY_LIMIT, FunctionOverview, INLINE_LIMIT, ObjectId, Overview, Product,
-    TaskError, TaskSpec, Wishes, WorkerOverview,
+    ARGUMENTS_LIMIT, ARITY_LIMIT, INLINE_LIMIT, ObjectId, Product, Ran, TaskError, TaskSpec, Wishes,
 };
 use links::Links;
+use recent::Recent;
 use record::{
     Because, ClientId, Entry, Function, Object, ObjectKey, Outputs, Placed, Queue, Special, State,
     Task, TaskKey, Worker, WorkerId,
@@ -44,9 +47,6 @@ use store::{Objects, Records};
 
 /// A task fails after this many of its workers have died.
 const DEATHS_ALLOWED: u32 = 3;
-
-/// Most functions in an overview.
-const MOST_FUNCTIONS: usize = 16;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,9 +74,9 @@ pub(crate) enum Event {
     /// A client wants copies of an object on several workers.
     Replicate { client: ClientId, object: ObjectId, copies: u32 },
     /// A task has run.
-    Done { worker: WorkerId, task: ObjectId, products: Vec<Product>, micros: u64 },
+    Done { worker: WorkerId, task: ObjectId, products: Vec<Product>, ran: Ran },
     /// A task has failed.
-    Failed { worker: WorkerId, task: ObjectId, error: TaskError },
+    Failed { worker: WorkerId, task: ObjectId, error: TaskError, ran: Ran },
     /// A worker returns a task that it had not begun.
     Returned { worker: WorkerId, task: ObjectId },
     /// A worker returns a task because it could not get an input.
@@ -179,6 +179,7 @@ pub(crate) struct Core {
     crowd: Crowd,
     arrivals: Arrivals,
     links: Links,
+    recent: Recent,
     /// Tasks that any worker may take.
     ready: Queue,
     /// Tasks that none of the present workers may run, and since when.
@@ -203,6 +204,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(settings: Settings) -> Self {
         let links = Links::new(settings.priors.clone(), settings.seed);
+        let recent = Recent::new(settings.seed);
         Self {
             settings,
             now: 0,
@@ -214,6 +216,7 @@ impl Core {
             crowd: Crowd::default(),
             arrivals: Arrivals::default(),
             links,
+            recent,
             ready: Queue::new(),
             parked: BTreeMap::new(),
             askers: BTreeMap::new(),
@@ -262,10 +265,10 @@ impl Core {
             Event::CountAnew => self.links.count_anew(),
             Event::Locate { client, object } => self.locate(client, object),
             Event::Replicate { object, copies, .. } => self.replicate(object, copies),
-            Event::Done { worker, task, products, micros } => {
-                self.done(worker, task, products, micros);
+            Event::Done { worker, task, products, ran } => self.done(worker, task, products, ran),
+            Event::Failed { worker, task, error, ran } => {
+                self.task_failed(worker, task, error, ran);
             }
-            Event::Failed { worker, task, error } => self.task_failed(worker, task, error),
             Event::Returned { worker, task } => {
                 if let Some(key) = self.take_back(worker, task) {
                     self.stolen += u64::from(self.is_wanted(key));
@@ -455,45 +458,6 @@ impl Core {
                     }
                 }
             }
-        }
-    }
-
-    fn overview_of(&self, worker: &Worker) -> WorkerOverview {
-        WorkerOverview {
-            name: worker.name.clone(),
-            in_flight: worker.sent.len() as u64,
-            queued: (worker.queue.len() + worker.needy.len()) as u64,
-            objects: worker.objects.len() as u64,
-            finished: worker.finished,
-        }
-    }
-
-    /// The functions that have the most tasks.
-    fn most_run(&self) -> Vec<FunctionOverview> {
-        let mut all: Vec<&Function> =
-            self.functions.iter().filter(|one| one.runs + one.active > 0).collect();
-        all.sort_by_key(|function| std::cmp::Reverse(function.runs + function.active));
-        all.truncate(MOST_FUNCTIONS);
-        let told = |function: &Function| FunctionOverview {
-            name: function.name.clone(),
-            runs: function.runs,
-            active: function.active,
-            seconds: function.seconds,
-        };
-        all.into_iter().map(told).collect()
-    }
-
-    /// Counts of everything.
-    pub(crate) fn overview(&self) -> Overview {
-        Overview {
-            workers: self.workers.values().map(|worker| self.overview_of(worker)).collect(),
-            tasks: self.tasks.len() as u64,
-            objects: self.objects.len() as u64,
-            recomputed: self.recomputed,
-            stolen: self.stolen,
-            links: self.links.overview(),
-            functions: self.most_run(),
-            resident_bytes: 0,
         }
     }
 }

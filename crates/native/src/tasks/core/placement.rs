@@ -46,7 +46,8 @@ impl Core {
             return *function;
         }
         let function = u32::try_from(self.functions.len()).unwrap_or(u32::MAX);
-        self.functions.push(Function { name: name.clone(), seconds: None, runs: 0, active: 0 });
+        let new = Function { name: name.clone(), seconds: None, runs: 0, active: 0, failed: 0 };
+        self.functions.push(new);
         self.function_names.insert(name, function);
         function
     }

@@ -297,4 +297,6 @@ pub(super) struct Function {
     pub(super) runs: u64,
     /// Its active tasks.
     pub(super) active: u64,
+    /// Its tasks that failed, or could not run because others failed.
+    pub(super) failed: u64,
 }

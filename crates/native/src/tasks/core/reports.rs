@@ -6,7 +6,7 @@
 
 use super::record::Presence;
 use super::{
-    Action, Core, INLINE_LIMIT, ObjectId, ObjectKey, Product, TaskError, TaskKey, WorkerId,
+    Action, Core, INLINE_LIMIT, ObjectId, ObjectKey, Product, Ran, TaskError, TaskKey, WorkerId,
 };
 
 /// A task fails when its inputs could not be fetched this often, so that a worker that reaches no
@@ -52,11 +52,13 @@ impl Core {
         worker: WorkerId,
         id: ObjectId,
         products: Vec<Product>,
-        micros: u64,
+        ran: Ran,
     ) {
         let Some(key) = self.take_back(worker, id) else { return };
-        self.learn_duration(key, worker, micros);
-        if products.len() != self.tasks[key].products.len() {
+        self.learn_duration(key, worker, ran.micros);
+        let failed = products.len() != self.tasks[key].products.len();
+        self.note_ran(key, worker, ran, failed);
+        if failed {
             let worker = self.worker_name(worker);
             let message = format!("{} outputs instead of the promised number", products.len());
             return self.ended_badly(key, TaskError::Failed { task: id, worker, message });
@@ -80,8 +82,15 @@ impl Core {
         self.retire(key);
     }
 
-    pub(super) fn task_failed(&mut self, worker: WorkerId, id: ObjectId, error: TaskError) {
+    pub(super) fn task_failed(
+        &mut self,
+        worker: WorkerId,
+        id: ObjectId,
+        error: TaskError,
+        ran: Ran,
+    ) {
         if let Some(key) = self.take_back(worker, id) {
+            self.note_ran(key, worker, ran, true);
             self.ended_badly(key, error);
         }
     }

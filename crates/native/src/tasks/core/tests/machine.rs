@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use super::super::*;
+use super::lasting;
 use cuda_cluster_wire::tasks::Wishes;
 
 /// Microseconds that a message between scheduler and worker takes.
@@ -206,7 +207,12 @@ impl Machine {
                     Told::Done { worker, task, micros } => {
                         let outputs = &self.tasks[&task].1;
                         let products = outputs.iter().map(|bytes| Product::Stored(*bytes));
-                        Event::Done { worker, task, products: products.collect(), micros }
+                        Event::Done {
+                            worker,
+                            task,
+                            products: products.collect(),
+                            ran: lasting(micros),
+                        }
                     }
                     Told::Returned { worker, task } => Event::Returned { worker, task },
                 };

@@ -3,6 +3,7 @@
 //! *Invariant:* after each event of the world, the core passes [`Core::sanity_check`].
 
 mod machine;
+mod told;
 mod world;
 
 use std::collections::BTreeSet;
@@ -206,9 +207,13 @@ fn one_slow_worker() -> (Core, WorkerId) {
     (core, 9)
 }
 
+pub(super) fn lasting(micros: u64) -> Ran {
+    Ran { micros, ..Ran::default() }
+}
+
 fn done(worker: WorkerId, number: u64) -> Event {
     let products = vec![Product::Inline(vec![])];
-    Event::Done { worker, task: id(number), products, micros: 1_000_000 }
+    Event::Done { worker, task: id(number), products, ran: lasting(1_000_000) }
 }
 
 #[test]
@@ -252,7 +257,7 @@ fn an_error_is_tried_again_as_often_as_was_asked_for() {
     let failed = || {
         let (worker_name, message) = ("gpu0".to_owned(), "no".to_owned());
         let error = TaskError::Failed { task: id(1), worker: worker_name, message };
-        Event::Failed { worker, task: id(1), error }
+        Event::Failed { worker, task: id(1), error, ran: lasting(1) }
     };
     assert_eq!(runs(&core.handle(failed(), 0)), [id(1)]);
     let actions = core.handle(failed(), 0);
@@ -461,12 +466,12 @@ fn the_duration_of_a_function_follows_its_runs() {
     assert!((learned(&core) - 1.0).abs() < 1e-9);
     core.handle(Event::Submit { client: 1, task: task(1, &[]) }, 0);
     let products = vec![Product::Inline(vec![])];
-    core.handle(Event::Done { worker, task: id(1), products, micros: 3_000_000 }, 0);
+    core.handle(Event::Done { worker, task: id(1), products, ran: lasting(3_000_000) }, 0);
     assert!((1.0..3.0).contains(&learned(&core)), "{}", learned(&core));
     let before = learned(&core);
     core.handle(Event::Submit { client: 1, task: task(2, &[]) }, 0);
     let products = vec![Product::Inline(vec![])];
-    core.handle(Event::Done { worker, task: id(2), products, micros: 1_000 }, 0);
+    core.handle(Event::Done { worker, task: id(2), products, ran: lasting(1_000) }, 0);
     assert!(learned(&core) < before);
 }
 
@@ -484,7 +489,7 @@ fn a_worker_expects_the_data_of_the_tasks_that_it_still_has() {
     });
     let home = home.expect("it was sent");
     let products = vec![Product::Stored(1 << 30)];
-    core.handle(Event::Done { worker: home, task: id(0), products, micros: 1 }, 0);
+    core.handle(Event::Done { worker: home, task: id(0), products, ran: lasting(1) }, 0);
     let other = if home == 1 { 2 } else { 1 };
     for number in [1, 2] {
         let mut task = task(number, &[id(0)]);
@@ -495,7 +500,7 @@ fn a_worker_expects_the_data_of_the_tasks_that_it_still_has() {
     let both = expected(&core);
     assert!(both > 0.0);
     let products = vec![Product::Inline(vec![])];
-    core.handle(Event::Done { worker: other, task: id(1), products, micros: 1 }, 0);
+    core.handle(Event::Done { worker: other, task: id(1), products, ran: lasting(1) }, 0);
     assert!(expected(&core) < both, "{} after {both}", expected(&core));
 }
 

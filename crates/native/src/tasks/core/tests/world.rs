@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::*;
+use super::lasting;
 use cuda_cluster_wire::tasks::Wishes;
 
 /// A worker as the world sees it.
@@ -312,7 +313,7 @@ impl World {
         if may_fail && choice.is_multiple_of(13) {
             let (name, message) = (worker.name.clone(), "no".to_owned());
             let error = TaskError::Failed { task, worker: name, message };
-            worker.reports.push_back(Event::Failed { worker: id, task, error });
+            worker.reports.push_back(Event::Failed { worker: id, task, error, ran: lasting(1) });
             return true;
         }
         let product = |at: u32| {
@@ -328,7 +329,7 @@ impl World {
                 worker.has.insert(task.plus(at));
             }
         }
-        worker.reports.push_back(Event::Done { worker: id, task, products, micros: 100 });
+        worker.reports.push_back(Event::Done { worker: id, task, products, ran: lasting(100) });
         true
     }
 
