@@ -17,7 +17,6 @@ mod first_day;
 mod gpu_check;
 mod gpus;
 mod history;
-mod hosts;
 mod inputs;
 mod kernels;
 mod liveness;
