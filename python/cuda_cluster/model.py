@@ -193,6 +193,8 @@ class Process:
     pid: int | None = None
     #: Which of several programs it runs; None if there is one, or for a spare.
     program: str | None = None
+    #: The other machine whose workers it brings up, as it was named; only of `ClusterState.hosts`.
+    host: str | None = None
     address: str | None = None
     dashboard: str | None = None
     restarts: int = 0

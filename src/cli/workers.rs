@@ -180,20 +180,24 @@ pub(super) fn hosts(state: &ClusterState) -> String {
     if state.hosts.is_empty() {
         return String::new();
     }
-    let headings = ["over ssh", "host", "pid", "state", "restarts"];
-    let row = |process: &ProcessState| {
-        let phase = match (process.state, &process.step) {
-            (ProcessPhase::Starting, Some(step)) => format!("starting: {}", plain(step)),
-            _ => process.standing(),
+    let headings = ["over ssh", "host", "pid", "state", "restarts", "last end"];
+    let row =
+        |process: &ProcessState| {
+            let phase = match (process.state, &process.step) {
+                (ProcessPhase::Starting, Some(step)) => format!("starting: {}", plain(step)),
+                _ => process.standing(),
+            };
+            vec![
+                process.name.clone(),
+                some(process.host.as_deref().map(plain)),
+                some(process.pid),
+                phase,
+                process.restarts.to_string(),
+                some(process.last_exit.as_ref().map(|exit| {
+                    format!("{} {}", state::time_of_day(&exit.at), plain(&exit.reason))
+                })),
+            ]
         };
-        vec![
-            process.name.clone(),
-            some(process.address.as_deref().map(plain)),
-            some(process.pid),
-            phase,
-            process.restarts.to_string(),
-        ]
-    };
     let rows: Vec<Vec<String>> = state.hosts.iter().map(row).collect();
     format!("\n{}", output::fitted(&headings, &rows, &["pid"], "-o json has all"))
 }

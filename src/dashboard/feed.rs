@@ -407,7 +407,7 @@ impl Feeder {
 
     fn tell_state(&mut self, mut state: ClusterState) {
         self.feed.tell("lanes", &Lanes::of(&self.subject, &state.workers));
-        for process in state.scheduler.iter_mut().chain(&mut state.workers) {
+        for process in state.processes_mut() {
             // The lanes of all pairs are most of a large cluster's state, and rarely change.
             process.peers.clear();
             // These always change, and are among the figures.

@@ -50,7 +50,7 @@ impl Figures {
 
 /// All processes of a cluster, by name and process id.
 pub fn processes_of(state: &ClusterState) -> Vec<(String, u32)> {
-    let all = state.scheduler.iter().chain(&state.workers);
+    let all = state.processes();
     let mut processes: Vec<(String, u32)> =
         all.filter_map(|process| Some((process.name.clone(), process.pid?))).collect();
     processes.push(("supervisor".to_owned(), state.supervisor_pid));
@@ -111,7 +111,7 @@ impl Meter {
             Some((now.checked_sub(Duration::from_millis(ago))?, Duration::from_millis(used)))
         };
         let mut all = true;
-        for process in state.scheduler.iter().chain(&state.workers) {
+        for process in state.processes() {
             let Some(pid) = process.pid else { continue };
             match reading(process, pid) {
                 Some(reading) => drop(self.processes.insert(pid, reading)),

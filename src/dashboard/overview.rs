@@ -22,8 +22,8 @@ use crate::ids::GpuUuid;
 use crate::os::process;
 use crate::plan::Plan;
 use crate::probe::{self, GpuGauges, Holder, OccupancyError, Options};
-use crate::supervise::ClusterState;
 use crate::supervise::state::JoinedPhase;
+use crate::supervise::{ClusterState, ProcessState};
 use crate::text::in_full;
 use crate::topology::{Gpu, Nic, Topology};
 
@@ -56,15 +56,34 @@ struct Row {
     hosts: Vec<Host>,
 }
 
-/// Another machine whose workers have joined a cluster.
-#[derive(Debug, Default, Serialize)]
+/// Another machine whose workers have joined a cluster, or are to.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Host {
     name: String,
     ready: usize,
     lost: usize,
     left: usize,
     gpus: usize,
+    /// Since when its first worker is what it is; empty without any.
     since: String,
+    /// The process that brings up its workers over ssh.
+    process: Option<HostProcess>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct HostProcess {
+    name: String,
+    state: ProcessPhase,
+    /// What it does while it starts, or how it ended last.
+    why: Option<String>,
+}
+
+impl HostProcess {
+    fn of(process: &ProcessState) -> Self {
+        let step = process.step.clone().filter(|_| process.state == ProcessPhase::Starting);
+        let end = || process.last_exit.as_ref().map(|exit| exit.reason.clone());
+        Self { name: process.name.clone(), state: process.state, why: step.or_else(end) }
+    }
 }
 
 impl Row {
@@ -104,9 +123,15 @@ impl Row {
     }
 }
 
-/// The machines whose workers have joined, by name.
+/// The machines whose workers have joined or are to, by name. One that ssh knows by another name
+/// than its workers is there by both: nothing says that it is the same.
 fn hosts(state: &ClusterState) -> Vec<Host> {
     let mut hosts: BTreeMap<&str, Host> = BTreeMap::new();
+    for process in &state.hosts {
+        let Some(name) = &process.host else { continue };
+        let own = Some(HostProcess::of(process));
+        hosts.insert(name, Host { name: name.clone(), process: own, ..Host::default() });
+    }
     for one in &state.joined {
         let host = hosts.entry(&one.worker.host).or_default();
         host.name.clone_from(&one.worker.host);
@@ -332,6 +357,41 @@ pub(super) async fn overview() -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_there_before_its_workers_and_once_where_both_have_its_name() {
+        let process = |host: &str, phase: &str, reason: Option<&str>| {
+            let end = reason.map(|reason| {
+                json!({ "code": 1, "signal": null, "core_dumped": false, "pid": 9,
+                    "reason": reason, "at": "2026-01-31T12:00:00.000Z", "bundle": null })
+            });
+            json!({ "name": format!("host-{host}"), "host": host, "pid": null, "state": phase,
+                "address": null, "restarts": 0, "gpu": null, "cpus": null, "mems": null,
+                "asked": { "cpus": null, "mems": null }, "containment": "cgroup",
+                "last_exit": end, "step": null, "peers": [], "log": "/run/log",
+                "timings": { "bound_ms": null, "ready_ms": null }, "notes": [] })
+        };
+        let state = json!({
+            "version": 1, "name": "demo", "engine": "dask", "simulated": false,
+            "state": "degraded", "supervisor_pid": 10, "guardian_pid": 11,
+            "started_at": "2026-01-31T11:56:00.000Z", "ready_after_ms": 100,
+            "run_directory": "/run", "containment": "cgroup", "scheduler": null, "workers": [],
+            "hosts": [process("b", "ready", None), process("me@c:22", "failed", Some("no key"))],
+            "joined": [{ "name": "b-demo-gpu0", "host": "b", "address": "tcp://b:1", "gpu": 0,
+                "state": "ready", "since": "2026-01-31T11:57:00.000Z" }],
+            "cause": null, "notes": [],
+        });
+        let state: ClusterState = serde_json::from_value(state).expect("a state");
+        let hosts = hosts(&state);
+        let told = |host: &Host| {
+            let process = host.process.as_ref().expect("its process");
+            (host.name.clone(), host.ready, process.state, process.why.clone())
+        };
+        let [b, c] = &hosts[..] else { panic!("{hosts:?}") };
+        assert_eq!(told(b), ("b".to_owned(), 1, ProcessPhase::Ready, None));
+        let why = Some("no key".to_owned());
+        assert_eq!(told(c), ("me@c:22".to_owned(), 0, ProcessPhase::Failed, why));
+    }
 
     #[test]
     fn a_process_belongs_to_the_worker_that_it_comes_from() {

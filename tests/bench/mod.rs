@@ -169,6 +169,7 @@ pub fn worker(name: &str, steps: &str) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        host: None,
         fork_server: None,
     }
 }

@@ -17,6 +17,7 @@ mod first_day;
 mod gpu_check;
 mod gpus;
 mod history;
+mod hosts;
 mod inputs;
 mod kernels;
 mod liveness;

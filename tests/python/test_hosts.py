@@ -117,7 +117,7 @@ def test_three_hosts_are_one_cluster_until_it_is_taken_down(hosts, up):
     assert "2 workers here and 4 workers of 2 other machines" in cluster.said()
     state = cluster.state()
     assert [one["name"] for one in state["workers"]] == ["gpu0", "gpu1"]
-    assert [(one["name"], one["address"], one["state"]) for one in state["hosts"]] == [
+    assert [(one["name"], one["host"], one["state"]) for one in state["hosts"]] == [
         ("host-b", "b", "ready"), ("host-c", "c", "ready"),
     ]  # fmt: skip
     assert joined(state) == ["b", "b", "c", "c"]
@@ -275,6 +275,8 @@ def test_a_connection_that_is_cut_ends_the_workers_there_and_is_made_again(hosts
     told = "could not go on: the connection to c is lost: ssh ended: signal: 9 (SIGKILL)"
     assert told in asked("events", cluster.name).stdout
     assert told in cluster.said()
+    [row] = [line for line in asked("ps", cluster.name).stdout.splitlines() if line.startswith("host-c")]
+    assert told in row, row
     assert asked("down", cluster.name).returncode == 0
     nothing_there(hosts, within=1)
 
@@ -317,7 +319,7 @@ def test_a_python_program_has_hosts_too(hosts):
         spec=spec, hosts=["localhost", "c"], name=name, ready_within="3m", **machine
     ) as cluster:
         state = cluster.state()
-        assert [(one.name, one.state) for one in state.hosts] == [("host-c", "ready")]
+        assert [(one.name, one.host, one.state) for one in state.hosts] == [("host-c", "c", "ready")]
         assert [one.host for one in state.joined] == ["c"]
     nothing_there(hosts, within=1)
 

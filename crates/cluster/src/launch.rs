@@ -202,6 +202,7 @@ fn host(planned: &HostPlan, program: &Path) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        host: Some(planned.host.clone()),
         fork_server: None,
     }
 }
@@ -218,6 +219,7 @@ fn scheduler(plan: &Plan, argv: Vec<String>) -> Option<ProcessSpec> {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        host: None,
         fork_server: None,
     })
 }

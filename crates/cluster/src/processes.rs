@@ -45,6 +45,7 @@ pub(crate) fn worker(planned: &WorkerPlan, argv: Vec<String>) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes,
         gpu: gpu.map(|gpu| ProcessGpu { index: gpu.index.0, uuid: gpu.uuid, pci: gpu.pci }),
+        host: None,
         fork_server: None,
     }
 }

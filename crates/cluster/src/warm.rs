@@ -86,6 +86,7 @@ pub(crate) fn prepare(
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: None,
+        host: None,
         fork_server: None,
     };
     Ok(Some((process, socket)))

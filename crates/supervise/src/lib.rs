@@ -123,6 +123,9 @@ pub struct ProcessSpec {
     pub memory_limit_bytes: Option<u64>,
     /// Its GPU, whose memory must be free again before a restart.
     pub gpu: Option<ProcessGpu>,
+    /// The other machine whose workers it brings up, for display.
+    #[serde(default)]
+    pub host: Option<String>,
     /// The socket of a fork server for such processes, which is faster than executing them; without
     /// it the process is executed.
     #[serde(default)]

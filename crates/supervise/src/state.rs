@@ -123,6 +123,7 @@ impl ClusterState {
             name: spec.name.clone(),
             rank: None,
             program: spec.program.role.clone(),
+            host: spec.host.clone(),
             pid: None,
             state: ProcessPhase::Waiting,
             not_answering_since: None,
@@ -188,6 +189,9 @@ pub struct ProcessState {
     /// Which of several programs it runs; a spare none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
+    /// The other machine whose workers it brings up, as it was named; only of `hosts`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Its process id, while it is running.
     pub pid: Option<u32>,
     /// What it does: waits, starts, works, stops.

@@ -13,6 +13,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, TableState};
 
 use super::model::Picture;
+use crate::cli::sanitize::plain;
 use crate::cli::workers;
 use crate::supervise::{ClusterPhase, ProcessPhase, Record, state};
 use crate::units::{HumanBytes, HumanSpan};
@@ -209,6 +210,8 @@ impl View<'_> {
         let at = rows.selected().unwrap_or(0);
         let Some(process) = self.picture.processes().nth(at) else { return Vec::new() };
         let mut parts = Vec::new();
+        let host = process.host.iter();
+        parts.extend(host.map(|host| format!("brings up the workers of {}", plain(host))));
         parts.extend(process.pid.map(|pid| format!("process {pid}")));
         parts.extend(
             process.last_exit.as_ref().map(|exit| {

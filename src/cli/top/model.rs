@@ -94,10 +94,9 @@ impl Picture {
         }
     }
 
-    /// The scheduler, then the workers by rank.
+    /// The scheduler, then the workers by rank, then those that bring up other machines' workers.
     pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessState> {
-        let state = self.state.iter();
-        state.flat_map(|state| state.scheduler.iter().chain(&state.workers))
+        self.state.iter().flat_map(ClusterState::processes)
     }
 
     pub(super) fn planned(&self, name: &str) -> Option<&WorkerPlan> {

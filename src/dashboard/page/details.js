@@ -35,7 +35,7 @@ export class Details {
     const buttons = h("div", { class: "buttons" });
     if (process) buttons.append(h("button", { class: "live danger", onclick: () => this.actions.restart(name) }, "Restart"));
     this.place.replaceChildren(h("div", { class: "head" }, this.title, buttons, close), this.list);
-    const planned = model.planned(name) ?? (process ? model.about?.plan.scheduler : null);
+    const planned = model.planned(name) ?? (process && !process.host ? model.about?.plan.scheduler : null);
     if (planned) {
       this.section("Why", this.why(planned.why ?? []));
       const variables = Object.entries(planned.env ?? {});
@@ -133,6 +133,7 @@ export class Details {
       ["State", word + (process.step && process.state !== "ready" ? `: ${process.step}` : "")],
       ["Process", process.pid ?? "none"],
       ["Program", process.program],
+      ["Brings up the workers of", process.host],
       ["GPU", planned?.gpu ? `${planned.gpu.index}${planned.gpu.pci ? ` at ${planned.gpu.pci}` : ""}` : null],
       ["CPUs", `${process.cpus ?? "any"}${figures.cpus != null ? `, ${figures.cpus.toFixed(2)} in use` : ""}`],
       ["Memory nodes", process.mems],

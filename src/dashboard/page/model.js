@@ -71,8 +71,13 @@ export class Model {
     return this.state?.workers ?? [];
   }
 
+  /** Those that each bring up the workers of another machine over ssh. */
+  get hosts() {
+    return this.state?.hosts ?? [];
+  }
+
   get processes() {
-    return this.state ? [this.state.scheduler, ...this.state.workers].filter(Boolean) : [];
+    return this.state ? [this.state.scheduler, ...this.state.workers, ...this.hosts].filter(Boolean) : [];
   }
 
   process(name) {

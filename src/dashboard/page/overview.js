@@ -1,7 +1,7 @@
 // All clusters of this user, the hosts that have joined them, and this machine's GPUs and NICs with who holds them.
 
 import { write } from "./address.js";
-import { bytes, clock, h, span } from "./model.js";
+import { STANDINGS, bytes, clock, h, span } from "./model.js";
 
 const EVERY_MS = 5000;
 
@@ -19,10 +19,11 @@ const CLUSTERS = [
 
 const HOSTS = [
   ["Host", ({ host }) => host.name],
-  ["State", ({ host }) => [host.ready ? `● ${host.ready} READY` : null, host.lost ? `✕ ${host.lost} lost` : null, host.left ? `■ ${host.left} left` : null].filter(Boolean).join(", ")],
+  ["State", ({ host }) => [host.ready ? `● ${host.ready} READY` : null, host.lost ? `✕ ${host.lost} lost` : null, host.left ? `■ ${host.left} left` : null].filter(Boolean).join(", ") || "–"],
+  ["Over ssh", ({ cluster, host }) => (host.process ? [h("a", { href: write({ cluster, worker: host.process.name }) }, host.process.name), ` ${reached(host).slice(1).join(" ")}${host.process.why ? `: ${host.process.why}` : ""}`] : "–"), "text"],
   ["Cluster", ({ cluster }) => h("a", { href: write({ cluster }) }, cluster)],
   ["GPUs", ({ host }) => host.gpus || "–", "number"],
-  ["Since", ({ host }) => clock(host.since)],
+  ["Since", ({ host }) => (host.since ? clock(host.since) : "–")],
 ];
 
 const GPUS = [
@@ -82,12 +83,12 @@ export class Overview {
     this.say(unreadable.join("\n"));
     const running = clusters.filter((one) => one.is_running).length;
     const ended = clusters.length - running;
-    const hosts = clusters.flatMap((one) => one.hosts.map((host) => ({ cluster: one.name, host, tone: host.lost ? "bad" : host.ready ? "good" : "off" })));
+    const hosts = clusters.flatMap((one) => one.hosts.map((host) => ({ cluster: one.name, host, tone: tone(host) })));
     const gpus = machine.gpus ?? [];
     const held = gpus.filter((gpu) => gpu.workers.length || gpu.others.length).length;
     this.part("Clusters", [`${running} running`, ended ? `${ended} ended` : null], CLUSTERS, clusters.map((one) => [standing(one)[0], one]), "no cluster is running; start one: cuda-cluster up");
-    if (hosts.length) this.part("Hosts that have joined", [], HOSTS, hosts.map((one) => [one.tone, one]));
-    else this.drop("Hosts that have joined");
+    if (hosts.length) this.part("Hosts of these clusters", [], HOSTS, hosts.map((one) => [one.tone, one]));
+    else this.drop("Hosts of these clusters");
     this.part("GPUs of this machine", [machine.name, machine.driver ? `driver ${machine.driver}` : null, gpus.length ? `${held} of ${gpus.length} held` : null], GPUS, gpus.map((gpu) => [gpu.unseen ? "warn" : "", gpu]), machine.unseen ?? "there are none");
     this.part("NICs of this machine", [], NICS, (machine.nics ?? []).map((nic) => ["", nic]), machine.unseen ?? "there are none");
   }
@@ -122,6 +123,16 @@ function standing(one) {
   if (!one.is_running) return one.state === "failed" ? ["bad", "✕", "failed"] : ["off", "■", "ended"];
   if (!one.state) return ["bad", "!", "not answering"];
   return TONES[one.state] ?? ["warn", "◐", one.state];
+}
+
+/** The tone, mark and word of the process that brings up a host's workers. */
+function reached(host) {
+  return STANDINGS[host.process.state] ?? ["warn", "?", host.process.state];
+}
+
+function tone(host) {
+  if (host.process && host.process.state !== "ready") return reached(host)[0];
+  return host.lost ? "bad" : host.ready ? "good" : "off";
 }
 
 function since(one) {

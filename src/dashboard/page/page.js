@@ -180,7 +180,8 @@ function draw() {
     }
     machine.update(model);
     tiles.update(model, machine.selected);
-    workers();
+    processes($("worker-table"), COLUMNS, model.processes.filter((process) => !process.host));
+    processes($("host-table"), HOSTS, model.hosts);
     joined(state);
     wires();
     pairs();
@@ -238,21 +239,30 @@ const COLUMNS = [
   ["Last end", (process) => process.last_exit?.reason ?? "", "wide"],
 ];
 
-function workers() {
-  const table = $("worker-table");
-  const names = model.processes.map((process) => process.name).join(" ");
+/** The processes that bring up the workers of other machines. */
+const HOSTS = [
+  ["Over ssh", (process) => process.name],
+  ["State", null],
+  ["Machine", (process) => process.host],
+  ["Restarts", (process) => process.restarts, "number"],
+  ["Last end", (process) => (process.last_exit ? `${clock(process.last_exit.at)} ${process.last_exit.reason}` : ""), "text"],
+];
+
+/** A table of processes, each of which can be selected. */
+function processes(table, columns, all) {
+  const names = all.map((process) => process.name).join(" ");
   if (table.dataset.key !== `${model.name} ${names}`) {
     table.dataset.key = `${model.name} ${names}`;
     table.replaceChildren(
-      h("thead", {}, h("tr", {}, COLUMNS.map(([heading, , kind]) => h("th", { scope: "col", class: kind }, heading)))),
-      h("tbody", {}, model.processes.map((process) => h("tr", { "data-row": process.name },
-        COLUMNS.map(([heading, , kind], at) => (at ? h("td", { class: kind }) : h("th", { scope: "row" }, h("button", { class: "link", onclick: () => select(process.name) }, process.name))))))));
+      h("thead", {}, h("tr", {}, columns.map(([heading, , kind]) => h("th", { scope: "col", class: kind }, heading)))),
+      h("tbody", {}, all.map((process) => h("tr", { "data-row": process.name },
+        columns.map(([heading, , kind], at) => (at ? h("td", { class: kind }) : h("th", { scope: "row" }, h("button", { class: "link", onclick: () => select(process.name) }, process.name))))))));
   }
-  for (const process of model.processes) {
+  for (const process of all) {
     const row = table.querySelector(`[data-row="${CSS.escape(process.name)}"]`);
     const { tone, mark, word, why } = model.standing(process);
     set(row, "className", `${tone}${machine.selected === process.name ? " selected" : ""}`);
-    COLUMNS.forEach(([, cell], at) => {
+    columns.forEach(([, cell], at) => {
       if (!at) return;
       const text = cell ? String(cell(process)) : `${mark} ${word}`;
       set(row.children[at], "textContent", text);
@@ -274,8 +284,10 @@ const JOINED = [
 
 function joined(state) {
   const all = state.joined ?? [];
-  $("joined").hidden = !all.length;
+  $("host-table").hidden = !model.hosts.length;
+  $("joined").hidden = !all.length && !model.hosts.length;
   const table = $("joined-table");
+  table.hidden = !all.length;
   if (table.dataset.key === JSON.stringify(all)) return;
   table.dataset.key = JSON.stringify(all);
   const there = all.filter((one) => one.state === "ready");

@@ -24,6 +24,7 @@ pub(super) fn spec(name: &str, gpu: bool) -> ProcessSpec {
         ready: ReadyWhen::Said,
         memory_limit_bytes: None,
         gpu: gpu.then_some(ProcessGpu { index: 0, uuid: None, pci: None }),
+        host: None,
         fork_server: None,
     }
 }

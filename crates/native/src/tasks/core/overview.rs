@@ -66,7 +66,7 @@ impl Core {
         };
         let all = [
             (Wait::Input, active.saturating_sub(others as u64), self.waiting_for_inputs()),
-            (Wait::AbleWorker, self.parked.len() as u64, ids(&mut self.parked.iter().copied())),
+            (Wait::AbleWorker, self.parked.len() as u64, ids(&mut self.parked.keys().copied())),
             (Wait::Room, self.ready.len() as u64, ids(&mut self.ready.iter().map(|one| one.task))),
             (Wait::ChosenWorker, chosen as u64, ids(&mut queued().map(|one| one.task))),
         ];
@@ -84,7 +84,7 @@ impl Core {
         let sent = self.workers.values().flat_map(|worker| worker.sent.values().copied());
         let queued = self.workers.values().flat_map(|one| one.queue.iter().chain(&one.needy));
         let queued = queued.chain(&self.ready).map(|entry| entry.task);
-        let first = sent.chain(queued).chain(self.parked.iter().copied()).take(LOOKED_AT);
+        let first = sent.chain(queued).chain(self.parked.keys().copied()).take(LOOKED_AT);
         let outputs = first.flat_map(|key| self.tasks[key].products.iter());
         let mut found = Vec::new();
         for object in outputs.chain(self.coming.keys().take(LOOKED_AT)).take(LOOKED_AT) {
