@@ -17,8 +17,8 @@ mod python;
 mod requirement;
 mod settings;
 
-pub(crate) use client::{DaskTasks, HeldTask, PausedWorker, PlacedTask};
 pub use client::{Client, Elsewhere, Fetched, Receiver, Tasks, WorkerTasks};
+pub(crate) use client::{DaskTasks, HeldTask, PausedWorker, PlacedTask};
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;
