@@ -111,13 +111,18 @@ def test_bytes_over_sockets_are_counted_for_each_pair_of_ranks(ring, tmp_path):
     assert output.count("TCP:") == 4, output
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_was_not_counted_is_said(number, ring, tmp_path):
-    supervisor = json.loads(asked("ps", ring.name, "-o", "json").stdout)["supervisor_pid"]
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+def who_counts(name):
+    supervisor = json.loads(asked("ps", name, "-o", "json").stdout)["supervisor_pid"]
+    threads = Path(f"/proc/{supervisor}/task").glob("*/children")
+    children = [pid for thread in threads for pid in thread.read_text().split()]
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
     (counts,) = (int(pid) for pid, words in commands.items() if b"__audit" in words)
-    os.kill(counts, number)
+    return counts
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_was_not_counted_is_said(number, ring, tmp_path):
+    os.kill(who_counts(ring.name), number)
     time.sleep(0.5)
     (tmp_path / "end").touch()
     output, _ = ring.communicate(timeout=60)
@@ -147,3 +152,21 @@ def test_a_job_of_which_nothing_is_seen_is_not_called_good():
     said = run(*SIMULATED, "-n", "2", "--audit", "--", "true")
     assert said.returncode == 0
     assert "no bytes were counted, and no library said which wires it uses" in said.stderr
+
+
+def test_the_logs_are_there_until_who_counts_has_read_them(tmp_path):
+    name, waits = f"audit-{os.getpid()}", f"{SAYS}    while not os.path.exists(sys.argv[2]): time.sleep(0.05)\n"
+    program = ["--", sys.executable, "-c", textwrap.dedent(waits), "SHM/direct/direct", str(tmp_path / "end")]
+    command = [str(BUILT), "run", *SIMULATED, "-n", "2", "--name", name, "--audit", *program]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    logs = Path(f"{RUNTIME}/cuda-cluster/{name}/audit")
+    until(lambda: logs.exists() and len(list(logs.glob("nccl.*"))) == 2)
+    time.sleep(0.5)
+    counts = who_counts(name)
+    os.kill(counts, signal.SIGSTOP)
+    (tmp_path / "end").touch()
+    time.sleep(1)
+    os.kill(counts, signal.SIGCONT)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "run:   NCCL: SHM (NV18): gpu0 → gpu1, gpu1 → gpu0" in output

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Prepared;
@@ -182,6 +183,8 @@ pub(super) async fn start(
             return Err(error);
         }
     };
+    // Dropped when the last audit is there: the logs are read for it after the end.
+    let (reads, reader) = watch::channel(());
     let options = Options {
         helper: program.to_owned(),
         output,
@@ -189,7 +192,8 @@ pub(super) async fn start(
         // Kept as long as the cluster: it serves the ranks.
         meeting: ranks.clone().map(|ranks| ranks as Arc<dyn Meet>),
         // Simulated GPUs are unknown to the driver.
-        gpus: (!plan.machine.simulated).then(|| Arc::new(watch(plan)) as Arc<dyn GpuWatch>),
+        gpus: (!plan.machine.simulated).then(|| Arc::new(gpu_watch(plan)) as Arc<dyn GpuWatch>),
+        reader: plan.supervision.audit.then_some(reader),
         ..Options::default()
     };
     let paths = directory.paths().clone();
@@ -199,10 +203,13 @@ pub(super) async fn start(
         let (program, paths) = (program.to_owned(), paths.clone());
         tokio::spawn(Watch { after: after.0, program, paths, state, stopper }.run());
     }
-    let audit = plan
-        .supervision
-        .audit
-        .then(|| tokio::spawn(Auditor::of(prepared, program, &paths, supervisor.state()).run()));
+    let audit = plan.supervision.audit.then(|| {
+        let auditor = Auditor::of(prepared, program, &paths, supervisor.state());
+        tokio::spawn(async move {
+            let _reads = reads;
+            auditor.run().await
+        })
+    });
     if let Some(ranks) = ranks {
         ranks.can_end(supervisor.stopper());
     }
@@ -279,7 +286,7 @@ async fn begin(
     Ok((launch, ranks))
 }
 
-fn watch(plan: &Plan) -> NvmlWatch {
+fn gpu_watch(plan: &Plan) -> NvmlWatch {
     let gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref()?.uuid.clone());
     let gpus: BTreeSet<_> = gpus.collect();
     NvmlWatch::new(gpus.into_iter().collect())

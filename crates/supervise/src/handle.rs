@@ -35,6 +35,9 @@ pub struct Options {
     /// Tells workers that are started again together of each other; without it they are told what
     /// they were before.
     pub meeting: Option<Arc<dyn Meet>>,
+    /// Who still reads the run directory when the cluster has ended: it is there until the sender
+    /// is dropped, or for some seconds.
+    pub reader: Option<watch::Receiver<()>>,
 }
 
 /// Tells workers that are started together of each other.
@@ -77,6 +80,7 @@ impl Default for Options {
             output: None,
             input: None,
             meeting: None,
+            reader: None,
         }
     }
 }

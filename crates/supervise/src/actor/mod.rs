@@ -110,6 +110,8 @@ pub(super) struct Actor {
     input: Option<Input>,
     /// Tells workers of each other before they start again together.
     meeting: Option<Arc<dyn Meet>>,
+    /// Who reads the run directory to the end.
+    reader: Option<watch::Receiver<()>>,
     /// The programs of the next start, as they are being prepared.
     next_start: Option<NextStart>,
 }
@@ -195,6 +197,7 @@ impl Actor {
             output: options.output,
             input: options.input,
             meeting: options.meeting,
+            reader: options.reader,
             next_start: None,
         };
         Ok((actor, handle))

@@ -5,10 +5,14 @@
 //! them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Actor, LAST_WORDS};
 use crate::handle::ControlRequest;
 use crate::{Escalation, Outcome};
+
+/// How long the run directory waits for who reads it to the end.
+const LAST_LOOK: Duration = Duration::from_secs(5);
 
 impl Actor {
     /// Ends everything in order, and returns the outcome.
@@ -32,6 +36,10 @@ impl Actor {
             let ended = tokio::task::spawn_blocking(move || guardian.end()).await;
             debug_assert!(ended.is_ok(), "ending a guardian does not panic");
             self.control.finish().await;
+            if let Some(mut reader) = self.reader.take() {
+                let has_read = async { while reader.changed().await.is_ok() {} };
+                let _ = tokio::time::timeout(LAST_LOOK, has_read).await;
+            }
         }
         // Waiting for the guardian's end blocks for some milliseconds.
         let done = tokio::task::spawn_blocking(move || drop(self)).await;
