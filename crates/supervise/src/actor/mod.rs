@@ -325,10 +325,8 @@ impl Actor {
             ControlRequest::Restart { process, answer } => {
                 let known = || self.launch.processes().map(|spec| spec.name.clone()).collect();
                 let event = self.core.slot_named(&process).map(Event::Restart);
-                (
-                    event.ok_or_else(|| RequestError::Unknown { name: process, known: known() }),
-                    answer,
-                )
+                let unknown = || RequestError::Unknown { name: process, known: known() };
+                (event.ok_or_else(unknown), answer)
             }
             ControlRequest::Scale { workers, answer } => {
                 let planned = self.launch.workers.len();
