@@ -184,6 +184,13 @@ impl Browser {
         Duration::from_secs_f64(task.and_then(|task| task["value"].as_f64()).expect("counted"))
     }
 
+    /// Nothing is wider than the window.
+    pub(crate) fn assert_it_fits(&self, what: &str) {
+        let wider = "return document.documentElement.scrollWidth - \
+                     document.documentElement.clientWidth";
+        assert_eq!(self.script(wider), 0, "{what}");
+    }
+
     /// Writes a picture of the whole page into the directory named by `CUDA_CLUSTER_SCREENSHOTS`.
     pub(crate) fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("CUDA_CLUSTER_SCREENSHOTS") else { return };

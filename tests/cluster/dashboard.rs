@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::browser::{Answer, Browser, http};
 use super::fake_machine::FakeMachine;
+use super::packages::python;
 use super::sandbox::{Running, Sandbox, eventually};
 use super::skip::skip;
 
@@ -67,6 +68,15 @@ impl Served {
         let said = self.running.wait();
         assert_eq!(said.code, 130, "{said}");
     }
+}
+
+/// Two workers of Dask.
+pub(crate) fn up_dask(sandbox: &Sandbox, rest: &[&str]) {
+    let python = python().display().to_string();
+    let what = ["up", "--topology", "dgx-a100", "--simulate", "--n-workers", "2", "--detach"];
+    let dask = ["--engine", "dask", "--python", &python, "--ready-within", "10m"];
+    let up = sandbox.run(&[&what[..], &dask, rest].concat());
+    assert_eq!(up.code, 0, "{up}");
 }
 
 pub(crate) fn down(sandbox: &Sandbox, name: &str) {

@@ -202,10 +202,7 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.click("[data-range='1h']");
     browser.wait_for("document.querySelector('#time-title').textContent === 'Last hour'");
     browser.picture("history-390-dark");
-    let wider = browser.script(
-        "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-    );
-    assert_eq!(wider, 0);
+    browser.assert_it_fits("at 390");
     assert_eq!(browser.errors(), [""; 0]);
     served.end();
 }

@@ -7,8 +7,8 @@ use cuda_cluster::cluster::Client;
 use nix::sys::signal::Signal;
 
 use super::browser::Browser;
-use super::dashboard::{EIGHT, Served, down};
-use super::packages::{self, packages, python};
+use super::dashboard::{EIGHT, Served, down, up_dask};
+use super::packages::{self, packages};
 use super::sandbox::{Sandbox, eventually};
 
 /// Brings up eight workers and shows them.
@@ -173,10 +173,7 @@ fn the_page_fits_its_window_light_and_dark_with_two_workers_and_with_seventy_two
             browser.wait_for(&format!("{good} === {workers}"));
             browser.wait_for("document.querySelector('#charts canvas')");
             browser.picture(&format!("{name}-{width}-{scheme}"));
-            let wider = browser.script(
-                "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-            );
-            assert_eq!(wider, 0, "{name} at {width}");
+            browser.assert_it_fits(&format!("{name} at {width}"));
             // Words beside the colours.
             let words = "[...document.querySelectorAll('#worker-table tbody td:nth-child(2)')]\
                          .every((cell) => /READY/.test(cell.textContent))";
@@ -310,12 +307,7 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
 fn the_links_of_dasks_workers_are_verified_by_a_click_and_those_who_joined_are_shown() {
     let Some(browser) = Browser::start().filter(|_| packages()) else { return };
     let sandbox = Sandbox::new();
-    let path = python();
-    let path = path.to_str().expect("a path in UTF-8");
-    let what = ["up", "--topology", "dgx-a100", "--simulate", "--n-workers", "2", "--detach"];
-    let dask = ["--engine", "dask", "--python", path, "--protocol", "tcp", "--ready-within", "10m"];
-    let up = sandbox.run(&[&what[..], &dask, &["--name", "dask"]].concat());
-    assert_eq!(up.code, 0, "{up}");
+    up_dask(&sandbox, &["--protocol", "tcp", "--name", "dask"]);
     let served = Served::start(&sandbox);
     browser.look_like(390, "light");
     browser.open(&served.link);
@@ -326,8 +318,7 @@ fn the_links_of_dasks_workers_are_verified_by_a_click_and_those_who_joined_are_s
     assert_eq!(browser.script(&format!("return {shown}")), false, "nobody has joined");
     let file = sandbox.state("dask")["run_directory"].as_str().expect("a path").to_owned();
     let join = ["--join", &format!("{file}/scheduler.json"), "--name", "guests"];
-    let up = sandbox.run(&[&what[..], &dask[..4], &dask[6..], &join].concat());
-    assert_eq!(up.code, 0, "{up}");
+    up_dask(&sandbox, &join);
     let rows =
         |class: &str| format!("document.querySelectorAll('#joined-table tr.{class}').length");
     browser.wait_for(&format!("{shown} && {} === 2", rows("good")));

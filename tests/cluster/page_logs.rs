@@ -168,10 +168,7 @@ fn the_logs_of_all_processes_are_merged_followed_and_found_by_text_and_level() {
         browser.look_like(390, scheme);
         browser.script("document.querySelector('#logs').scrollIntoView()");
         browser.picture(&format!("logs-390-{scheme}"));
-        let wider = browser.script(
-            "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-        );
-        assert_eq!(wider, 0, "at 390");
+        browser.assert_it_fits("at 390");
     }
     assert_eq!(browser.errors(), [""; 0]);
     writers.end(served);

@@ -74,10 +74,7 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
         browser.look_like(width, scheme);
         browser.picture(&format!("overview-{width}-{scheme}"));
-        let wider = browser.script(
-            "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-        );
-        assert_eq!(wider, 0, "at {width}");
+        browser.assert_it_fits(&format!("at {width}"));
     }
     browser.look_like(1440, "light");
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cuda_cluster::cluster::Client;
 
 use super::browser::Browser;
-use super::dashboard::{EIGHT, Served, down};
+use super::dashboard::{EIGHT, Served, down, up_dask};
 use super::packages::{packages, python};
 use super::sandbox::{Sandbox, eventually};
 
@@ -77,10 +77,7 @@ fn tasks_are_shown_by_worker_and_function_with_what_waits_and_why() {
         browser.look_like(width, scheme);
         browser.script(show);
         browser.picture(&format!("tasks-{width}-{scheme}"));
-        let wider = browser.script(
-            "return document.documentElement.scrollWidth - document.documentElement.clientWidth",
-        );
-        assert_eq!(wider, 0, "at {width}");
+        browser.assert_it_fits(&format!("at {width}"));
     }
     browser.look_like(1440, "light");
 
@@ -237,17 +234,13 @@ fn of_dask_the_schedulers_counts_are_shown_beside_the_workers_with_a_link_to_its
     let Some(browser) = Browser::start().filter(|_| packages()) else { return };
     let sandbox = Sandbox::new();
     let path = python();
-    let path = path.to_str().expect("a path in UTF-8");
-    let what = ["up", "--topology", "dgx-a100", "--simulate", "--n-workers", "2", "--detach"];
-    let dask = ["--engine", "dask", "--python", path, "--protocol", "tcp", "--ready-within", "10m"];
-    let up = sandbox.run(&[&what[..], &dask, &["--name", "dask"]].concat());
-    assert_eq!(up.code, 0, "{up}");
+    up_dask(&sandbox, &["--protocol", "tcp", "--name", "dask"]);
     let served = Served::start(&sandbox);
     browser.look_like(1440, "light");
     browser.open(&served.link);
     browser.wait_for("document.querySelectorAll('#machine .worker.good').length === 2");
     let directory = sandbox.state("dask")["run_directory"].as_str().expect("a path").to_owned();
-    let mut client = Command::new(path)
+    let mut client = Command::new(&path)
         .args(["-c", WORK, &format!("{directory}/scheduler.json")])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -267,7 +260,7 @@ fn of_dask_the_schedulers_counts_are_shown_beside_the_workers_with_a_link_to_its
     browser.script("document.querySelector('#worker-table [data-row=gpu0] button').click()");
     browser.wait_for("/\\d+ results kept/.test(document.querySelector('#details').textContent)");
     let link = "document.querySelector('#dask-pages a')";
-    let has_bokeh = Command::new(path).args(["-c", "import bokeh"]).output().expect("it ran");
+    let has_bokeh = Command::new(&path).args(["-c", "import bokeh"]).output().expect("it ran");
     if has_bokeh.status.success() {
         browser.wait_for(&format!("/^http:.*status$/.test({link}?.href)"));
     } else {

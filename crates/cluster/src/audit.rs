@@ -10,19 +10,17 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::watch;
 
-use super::Prepared;
+use super::{Prepared, aside};
 use crate::report::entries;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_machine::probe::{GpuMeter, Options, nics, traffic};
@@ -99,14 +97,8 @@ struct Order {
 
 /// Counts for a supervisor: reads orders from standard input, writes audits to standard output.
 pub(crate) fn main() -> ExitCode {
-    // The thread that has started it stays while the cluster runs.
-    if set_pdeathsig(Signal::SIGKILL).is_err() {
-        return ExitCode::FAILURE;
-    }
-    match count() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    let counted = aside::end_with_the_starter() && count().is_ok();
+    if counted { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn count() -> io::Result<()> {
@@ -375,9 +367,7 @@ struct Counter {
 
 impl Counter {
     fn start(program: &Path) -> io::Result<Self> {
-        let mut command = Command::new(program);
-        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.kill_on_drop(true).spawn()?;
+        let mut child = aside::command(program, SUBCOMMAND).spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(io::ErrorKind::BrokenPipe.into());
         };

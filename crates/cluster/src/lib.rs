@@ -4,6 +4,7 @@
 //!
 //! *Invariant:* a launched cluster is READY, or nothing of it is left.
 
+mod aside;
 mod audit;
 pub mod blocking;
 #[cfg(feature = "native")]

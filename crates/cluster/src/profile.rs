@@ -1,16 +1,11 @@
-//! Samples the stacks of a process, in a process of its own: the kernel may hold whoever reads the
-//! memory of one that it holds.
+//! Samples the stacks of a process, in a process of its own.
 //!
 //! *Invariant:* the one that looks ends with this program, and is given up after [`LONGEST`].
 
-use std::io::{self, Write};
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
-use tokio::process::Command;
-
+use crate::aside;
 use cuda_cluster_machine::os::process::own_program;
 use cuda_cluster_why::look::profile::{Profile, profile};
 
@@ -29,16 +24,13 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// # Errors
 /// Why nothing was seen.
 pub async fn profile_of(pid: u32) -> Result<Profile, String> {
-    let mut command = Command::new(own_program());
-    command.args([SUBCOMMAND, &pid.to_string()]).stdin(Stdio::null()).stderr(Stdio::null());
+    let mut command = aside::command(&own_program(), SUBCOMMAND);
+    command.arg(pid.to_string()).stdin(Stdio::null());
     let failed = |error: &dyn std::fmt::Display| format!("the process that looks failed: {error}");
-    let output = command.kill_on_drop(true).output();
+    let output = command.output();
     match tokio::time::timeout(LONGEST, output).await {
-        Ok(Ok(output)) => {
-            let seen: Result<Profile, String> =
-                serde_json::from_slice(&output.stdout).map_err(|error| failed(&error))?;
-            seen
-        }
+        Ok(Ok(output)) => serde_json::from_slice::<Result<Profile, String>>(&output.stdout)
+            .unwrap_or_else(|error| Err(failed(&error))),
         Ok(Err(error)) => Err(failed(&error)),
         Err(_) => Err(format!("the process that looks did not answer within {LONGEST:?}")),
     }
@@ -46,11 +38,8 @@ pub async fn profile_of(pid: u32) -> Result<Profile, String> {
 
 /// Samples, and writes what was seen, or why nothing was, to standard output.
 pub(crate) fn main() -> ExitCode {
-    // The thread that has started it stays while the page is served.
-    let bound = set_pdeathsig(Signal::SIGKILL);
+    let bound = aside::end_with_the_starter();
     let pid = std::env::args().nth(2).and_then(|text| text.parse().ok());
-    let (Ok(()), Some(pid)) = (bound, pid) else { return ExitCode::FAILURE };
-    let seen = profile(pid, SAMPLES, EVERY);
-    let written = serde_json::to_string(&seen).map(|text| writeln!(io::stdout(), "{text}"));
-    if matches!(written, Ok(Ok(()))) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let (true, Some(pid)) = (bound, pid) else { return ExitCode::FAILURE };
+    aside::answer(&profile(pid, SAMPLES, EVERY))
 }

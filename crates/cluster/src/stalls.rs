@@ -6,18 +6,17 @@
 //! process of its own, which the kernel may hold for long, and of which there is one at a time.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::process::{ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::sync::watch;
 
+use crate::aside;
 use crate::queued::Engine;
 use cuda_cluster_machine::os::run_directory::{Paths, write_private};
 use cuda_cluster_model::plan::EngineKind;
@@ -107,17 +106,13 @@ fn rank(process: &ProcessState) -> Rank {
 /// Looks once, in a process of its own: reads the order from standard input, writes what was seen
 /// to standard output.
 pub(crate) fn main() -> ExitCode {
-    // The thread that has started it stays while the cluster runs.
-    let bound = set_pdeathsig(Signal::SIGKILL);
+    let bound = aside::end_with_the_starter();
     let mut text = String::new();
     let read = io::stdin().take(LONGEST_ANSWER).read_to_string(&mut text);
     let order: Option<Order> = serde_json::from_str(&text).ok();
-    let (Ok(()), Ok(_), Some(order)) = (bound, read, order) else { return ExitCode::FAILURE };
+    let (true, Ok(_), Some(order)) = (bound, read, order) else { return ExitCode::FAILURE };
     let evidence = order.look();
-    let seen = Seen { verdict: judge(&evidence), evidence };
-    // A line, because the end of the output may wait for the kernel, as the process's end does.
-    let written = serde_json::to_string(&seen).map(|text| writeln!(io::stdout(), "{text}"));
-    if matches!(written, Ok(Ok(()))) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    aside::answer(&Seen { verdict: judge(&evidence), evidence })
 }
 
 /// Watches a cluster until it ends.
@@ -231,7 +226,8 @@ impl Eye {
         if self.last.as_mut().is_none_or(|child| !held(child)) {
             self.seen = None;
             let failed = |error| format!("the process that looks can't be started: {error}");
-            let mut child = self.start().map_err(failed)?;
+            let started = aside::command(&self.program, SUBCOMMAND).spawn();
+            let mut child = started.map_err(failed)?;
             let answer = tokio::time::timeout(LONGEST_LOOK, ask(&mut child, order)).await;
             self.why = match answer {
                 Ok(Ok(seen)) => {
@@ -247,12 +243,6 @@ impl Eye {
             self.last = ended.is_err().then_some(child);
         }
         self.seen.as_ref().ok_or_else(|| self.why.clone())
-    }
-
-    fn start(&self) -> io::Result<Child> {
-        let mut command = Command::new(&self.program);
-        command.arg(SUBCOMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        command.kill_on_drop(true).spawn()
     }
 }
 

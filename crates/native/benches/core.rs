@@ -12,6 +12,8 @@
 #![allow(clippy::print_stdout, missing_docs, unreachable_pub)]
 
 // Private to the crate. Cargo compiles benches with `cfg(test)`, so its tests come along, unused.
+#[path = "../src/random.rs"]
+mod random;
 #[allow(dead_code, unused_imports)]
 #[path = "../src/tasks/core/mod.rs"]
 mod scheduler;

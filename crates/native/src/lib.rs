@@ -9,6 +9,7 @@
 //! | [`client`] | asks the scheduler for measurements |
 //! | `connection` | frames over the sockets, and the greeting in which both sides authenticate |
 //! | `process` | what a process is given when it starts, and how it reports |
+//! | `random` | numbers from a seed |
 //!
 //! Does not start or supervise processes. They run [`scheduler::main`] and [`worker::main`].
 //!
@@ -23,6 +24,7 @@ pub mod error;
 mod listener;
 pub mod plane;
 mod process;
+mod random;
 pub mod scheduler;
 pub mod tasks;
 pub mod worker;

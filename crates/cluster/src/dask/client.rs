@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::ids::SCHEDULER;
+use cuda_cluster_why::evidence::{Held, Paused, Placed};
 use cuda_cluster_wire::links::Measured;
 use cuda_cluster_wire::native::{Measurement, Samples};
 use cuda_cluster_wire::peer::MemoryKind;
@@ -139,14 +140,14 @@ struct Answer {
     ports: BTreeMap<String, u64>,
     machine: Option<String>,
     host: Option<String>,
-    queued: Option<DaskTasks>,
+    queued: Option<Queued>,
     error: Option<String>,
 }
 
 /// What the scheduler's tasks wait for (`python/queued.py`).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct DaskTasks {
+pub struct Queued {
     /// Tasks that wait for the results of others.
     pub waiting: u64,
     /// Tasks that could run, and for which no worker has room.
@@ -154,57 +155,21 @@ pub struct DaskTasks {
     /// Tasks that no worker may run.
     pub unplaced: u64,
     /// The first of those.
-    pub held: Vec<HeldTask>,
+    pub held: Vec<Held>,
     /// Tasks that workers have.
-    pub placed: Vec<PlacedTask>,
+    pub placed: Vec<OfWorker<Placed>>,
     /// Workers that are given none.
-    pub paused: Vec<PausedWorker>,
+    pub paused: Vec<OfWorker<Paused>>,
 }
 
-/// A task that no worker may run.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct HeldTask {
-    /// Its key.
-    pub name: String,
-    /// What it needs.
-    pub why: String,
-    /// For how long.
-    pub for_ms: Option<u64>,
-}
-
-/// A task that a worker has.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct PlacedTask {
-    /// Its key.
-    pub name: String,
-    /// Its key without what makes it unique.
-    pub function: String,
-    /// The worker, as Dask calls it.
-    pub worker: String,
+/// What is said of a worker, whose rank is its name for Dask.
+#[derive(Clone, Debug, Deserialize)]
+pub struct OfWorker<T> {
     /// Its process, if this cluster's supervisor has it.
     pub pid: Option<u32>,
-    /// Whether it runs, by the worker's last heartbeat.
-    pub runs: bool,
-    /// For how long.
-    pub for_ms: Option<u64>,
-    /// Tasks that wait for it.
-    pub dependents: u64,
-    /// Whether there may be more.
-    pub more: bool,
-}
-
-/// A worker that is given no tasks.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct PausedWorker {
-    /// As Dask calls it.
-    pub worker: String,
-    /// Its process, if this cluster's supervisor has it.
-    pub pid: Option<u32>,
-    /// Why.
-    pub why: String,
+    /// What is said of it.
+    #[serde(flatten)]
+    pub said: T,
 }
 
 impl Client {
@@ -249,7 +214,7 @@ impl Client {
     ///
     /// # Errors
     /// Why it does not say so.
-    pub async fn queued(&self) -> Result<DaskTasks, String> {
+    pub async fn queued(&self) -> Result<Queued, String> {
         let Answer { queued, error, .. } = self.ask(SCHEDULER, &Question::Queued).await?;
         let silent = || format!("{SCHEDULER} does not tell: it is of an older version");
         queued.ok_or_else(|| error.unwrap_or_else(silent))

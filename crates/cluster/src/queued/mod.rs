@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::dask::{Client as Dask, DaskTasks, HeldTask, PausedWorker, PlacedTask};
+use crate::dask::{Client as Dask, OfWorker, Queued};
 use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::EngineKind;
 use cuda_cluster_supervise::ClusterState;
-use cuda_cluster_why::evidence::{Evidence, Held, Paused, Placed, State, Tasks, Unseen};
+use cuda_cluster_why::evidence::{Evidence, Paused, Placed, State, Tasks, Unseen};
 
 #[cfg(feature = "native")]
 mod native;
@@ -126,26 +126,23 @@ fn dask(directory: PathBuf, pids: Vec<(u32, String)>) -> Result<Answer, String> 
     Ok(Box::new(move |tasks| *tasks = of_dask(told, &pids)))
 }
 
-fn of_dask(told: DaskTasks, pids: &[(u32, String)]) -> Tasks {
-    let rank = |pid: Option<u32>, worker: String| {
+fn of_dask(told: Queued, pids: &[(u32, String)]) -> Tasks {
+    let known = |pid: Option<u32>| {
         let known = pids.iter().find(|(known, _)| Some(*known) == pid);
-        known.map_or(worker, |(_, name)| name.clone())
+        known.map(|(_, name)| name.clone())
     };
-    let held = told.held.into_iter();
-    let held = held.map(|HeldTask { name, why, for_ms }| Held { name, why, for_ms });
-    let placed = told.placed.into_iter().map(|one| {
-        let PlacedTask { name, function, worker, pid, runs, for_ms, dependents, more } = one;
-        let rank = rank(pid, worker);
-        Placed { name, function, rank, runs, thread: None, for_ms, dependents, more }
-    });
-    let paused = told.paused.into_iter();
-    let paused =
-        paused.map(|PausedWorker { worker, pid, why }| Paused { rank: rank(pid, worker), why });
+    let Queued { waiting, ready, unplaced, held, placed, paused } = told;
+    let placed = placed
+        .into_iter()
+        .map(|OfWorker { pid, said }| Placed { rank: known(pid).unwrap_or(said.rank), ..said });
+    let paused = paused
+        .into_iter()
+        .map(|OfWorker { pid, said }| Paused { rank: known(pid).unwrap_or(said.rank), ..said });
     Tasks {
-        waiting: told.waiting,
-        ready: told.ready,
-        unplaced: told.unplaced,
-        held: held.collect(),
+        waiting,
+        ready,
+        unplaced,
+        held,
         placed: placed.collect(),
         fetches: Vec::new(),
         paused: paused.collect(),

@@ -85,7 +85,7 @@ def _task(task: Any, ws: Any) -> dict[str, Any]:
 
 def _worker(ws: Any) -> dict[str, Any]:
     """The process number only of one of this machine's supervisor."""
-    return {"worker": str(ws.name), "pid": None if joined.KEY in ws.extra else ws.pid}
+    return {"rank": str(ws.name), "pid": None if joined.KEY in ws.extra else ws.pid}
 
 
 def _name(task: Any) -> str:

@@ -6,6 +6,7 @@
 
 use super::{Event, Owner};
 use crate::plane::transfer::{Arrival, Purpose};
+use crate::random;
 use cuda_cluster_data::ucx::{self, Buffer, Payload};
 use cuda_cluster_wire::peer::{Header, Hello, Kind, Member};
 
@@ -67,10 +68,7 @@ fn probe(seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(PROBE_BYTES);
     while bytes.len() < PROBE_BYTES {
-        // Marsaglia's xorshift64.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
+        state = random::following(state);
         bytes.extend_from_slice(&state.to_le_bytes());
     }
     bytes

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::random;
 use cuda_cluster_wire::tasks::LinkOverview;
 
 /// Default without an estimate: an average PCIe link, in bytes per second.
@@ -153,10 +154,7 @@ impl Links {
 
     /// Whether the current placement should try an idle link instead of the best one.
     pub(super) fn wants_probe(&mut self) -> bool {
-        // Marsaglia's xorshift64.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
+        self.state = random::following(self.state);
         self.state.is_multiple_of(PROBE_EVERY)
     }
 

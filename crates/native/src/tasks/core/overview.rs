@@ -20,6 +20,14 @@ const EXAMPLES: usize = 5;
 /// Tasks that are looked at for those that wait for their outputs.
 const LOOKED_AT: usize = 256;
 
+/// Numbers of tasks, by what they wait for ([`Wait`]).
+pub(super) struct Waits {
+    pub(super) input: u64,
+    pub(super) able_worker: u64,
+    pub(super) room: u64,
+    pub(super) chosen_worker: u64,
+}
+
 impl Core {
     fn overview_of(&self, worker: &Worker) -> WorkerOverview {
         WorkerOverview {
@@ -53,22 +61,33 @@ impl Core {
         all.into_iter().map(told).collect()
     }
 
-    /// What tasks wait for, with some of them.
-    fn waiting(&self) -> Vec<Waiting> {
-        let queued = || self.workers.values().flat_map(|one| one.queue.iter().chain(&one.needy));
+    /// How many tasks wait, by what they wait for.
+    pub(super) fn waits_of_all(&self) -> Waits {
         let sent: usize = self.workers.values().map(|worker| worker.sent.len()).sum();
         let chosen: usize =
             self.workers.values().map(|worker| worker.queue.len() + worker.needy.len()).sum();
         let active: u64 = self.functions.iter().map(|function| function.active).sum();
         let others = self.parked.len() + self.ready.len() + chosen + sent;
+        Waits {
+            input: active.saturating_sub(others as u64),
+            able_worker: self.parked.len() as u64,
+            room: self.ready.len() as u64,
+            chosen_worker: chosen as u64,
+        }
+    }
+
+    /// What tasks wait for, with some of them.
+    fn waiting(&self) -> Vec<Waiting> {
+        let queued = || self.workers.values().flat_map(|one| one.queue.iter().chain(&one.needy));
+        let Waits { input, able_worker, room, chosen_worker } = self.waits_of_all();
         let ids = |keys: &mut dyn Iterator<Item = TaskKey>| -> Vec<ObjectId> {
             keys.take(EXAMPLES).map(|key| self.tasks[key].id).collect()
         };
         let all = [
-            (Wait::Input, active.saturating_sub(others as u64), self.waiting_for_inputs()),
-            (Wait::AbleWorker, self.parked.len() as u64, ids(&mut self.parked.keys().copied())),
-            (Wait::Room, self.ready.len() as u64, ids(&mut self.ready.iter().map(|one| one.task))),
-            (Wait::ChosenWorker, chosen as u64, ids(&mut queued().map(|one| one.task))),
+            (Wait::Input, input, self.waiting_for_inputs()),
+            (Wait::AbleWorker, able_worker, ids(&mut self.parked.keys().copied())),
+            (Wait::Room, room, ids(&mut self.ready.iter().map(|one| one.task))),
+            (Wait::ChosenWorker, chosen_worker, ids(&mut queued().map(|one| one.task))),
         ];
         let some = all.into_iter().filter(|(_, tasks, _)| *tasks > 0);
         let told = |(wait, tasks, examples): (Wait, u64, Vec<ObjectId>)| {

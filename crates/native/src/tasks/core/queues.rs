@@ -4,8 +4,9 @@
 
 use std::collections::HashSet;
 
+use super::overview::Waits;
 use super::record::Presence;
-use super::{Core, State, TaskKey, Worker};
+use super::{Core, TaskKey, Worker};
 use cuda_cluster_wire::tasks::{HeldTask, Queues, SentTask};
 
 /// The most tasks that are told of, of all workers together.
@@ -23,19 +24,14 @@ const WITH_DEPENDENTS: usize = 8;
 impl Core {
     /// What waits, and for what.
     pub(crate) fn queues(&self, now: u64) -> Queues {
-        let workers = || self.workers.values();
-        let placed = |worker: &Worker| worker.sent.len() + worker.queue.len() + worker.needy.len();
-        let placed: usize = workers().map(placed).sum();
-        let queued: usize = workers().map(|worker| worker.queue.len() + worker.needy.len()).sum();
-        let active: u64 = self.functions.iter().map(|function| function.active).sum();
-        let (ready, parked) = (self.ready.len() as u64, self.parked.len() as u64);
+        let Waits { input, able_worker, room, chosen_worker } = self.waits_of_all();
         let mut held: Vec<(&TaskKey, &u64)> = self.parked.iter().take(COUNTED).collect();
         held.sort_by_key(|(_, since)| **since);
         let held = held.into_iter().take(HELD).map(|(key, since)| self.held(*key, *since, now));
         Queues {
-            waiting: active.saturating_sub(placed as u64 + ready + parked),
-            ready: ready + queued as u64,
-            parked,
+            waiting: input,
+            ready: room + chosen_worker,
+            parked: able_worker,
             held: held.collect(),
             sent: self.sent(now),
         }
@@ -94,11 +90,8 @@ impl Core {
             for output in &self.tasks[key].products {
                 let Presence::Missing(waiters) = &self.objects[*output].presence else { continue };
                 for (waiter, stamp) in waiters {
-                    let waits = self
-                        .tasks
-                        .get(*waiter)
-                        .is_some_and(|task| task.state == State::Waiting && task.stamp == *stamp);
-                    if waits && found.len() < COUNTED && found.insert(*waiter) {
+                    let counts = self.waits(*waiter, *stamp) && found.len() < COUNTED;
+                    if counts && found.insert(*waiter) {
                         todo.push(*waiter);
                     }
                 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use cuda_cluster_wire::tasks::{self, Ran, TaskRan};
 
 use super::{Core, TaskKey, WorkerId};
+use crate::random;
 
 /// Most records that are kept: those of ten seconds if more tasks end than are kept of each.
 const ROOM: usize = 10_000;
@@ -78,10 +79,7 @@ impl Recent {
     /// Counts a task; says for how many its record stands, if it is to have one.
     fn count(&mut self, now: u64, failed: bool) -> Option<u32> {
         self.ran += 1;
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
+        self.random = random::following(self.random);
         #[allow(clippy::cast_possible_truncation, reason = "the upper half of a random number")]
         let random = (self.random >> 32) as u32;
         let pace = if failed { &mut self.failed } else { &mut self.done };
