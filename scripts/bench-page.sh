@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # What the page costs: CPU time of the supervisor and of the dashboard, in percent of one core, with
 # eight workers and no, one and three viewers (curl, which reads what a page reads); and how long the page keeps a
-# browser from answering with 1 GiB of logs (bench_page.py), which is to be less than 100 ms.
+# browser from answering with 1 GiB of logs (bench_page.py), which is to be less than 100 ms: of one process, and of 72
+# beside as many workers that run a million tasks.
 #
-#   scripts/bench-page.sh [SECONDS] [MIB]     CUDA_CLUSTER names the program; 30 seconds for each by default
+#   scripts/bench-page.sh [SECONDS] [MIB] [TASKS]     CUDA_CLUSTER names the program; 30 seconds for each by default
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-30}
@@ -16,7 +17,7 @@ dashboard=
 end() {
     for viewer in "${viewers[@]}"; do kill "$viewer" 2>/dev/null || true; done
     [ -z "$dashboard" ] || kill "$dashboard" 2>/dev/null || true
-    "$program" down page 2>/dev/null || true
+    for name in page many; do "$program" down "$name" 2>/dev/null || true; done
     rm -rf "$scratch"
 }
 trap end EXIT
@@ -52,7 +53,15 @@ done
 for viewer in "${viewers[@]}"; do kill "$viewer" 2>/dev/null || true; done
 viewers=()
 if command -v chromedriver >/dev/null; then
-    python3 scripts/bench_page.py "$(cat "$scratch/link")" "$scratch/cuda-cluster/page/logs" "${2:-1024}"
+    mib=${2:-1024} link=$(cat "$scratch/link") failed=0
+    echo "8 workers, logs of one process:"
+    python3 scripts/bench_page.py "$link" "$scratch/cuda-cluster/page/logs" "$mib" || failed=1
+    "$program" down page >/dev/null 2>&1
+    "$program" up --topology dgx-h100 --simulate --workers-per-gpu 9 --name many --detach >/dev/null 2>&1
+    echo "72 workers, logs of 72 processes:"
+    python3 scripts/bench_page.py "$link&cluster=many" "$scratch/cuda-cluster/many/logs" "$mib" \
+        "$program" many 72 "${3:-1000000}" || failed=1
+    exit "$failed"
 else
     echo "skipped: the logs in a browser; there is no chromedriver (scripts/setup.sh --tests)" >&2
 fi

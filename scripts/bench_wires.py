@@ -20,7 +20,7 @@ TURNS = int(os.environ["TURNS"])
 FASTEST = float(os.environ.get("FASTEST", "20e6"))
 #: Blocks of x in a row, and rows of a block; parts of the tables, and rows of a part.
 BLOCKS, ROWS = 10, int(os.environ.get("ROWS", "500"))
-PARTS, PART = 11, int(os.environ.get("PART", "60_000"))
+PARTS, PART = 11, int(os.environ.get("PART", "240_000"))
 
 
 def sums(block):

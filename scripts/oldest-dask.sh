@@ -30,6 +30,7 @@ if [ "${1:-}" = --short ]; then
     pytest tests/python/test_dask_surface.py
     pytest tests/python/test_cluster.py
     pytest tests/python/test_work.py -k direct
+    pytest tests/python/test_kinds.py
     pytest tests/python/test_comm.py -k cluster
     # Where there is no dask-cuda.
     pytest tests/python/test_as_dask_cuda.py -k without

@@ -101,7 +101,9 @@ def _counted(dask_worker):
     return {
         "peak": int(line.split()[1]) * 1024,
         "moved": sum(one["total"] for one in dask_worker.transfer_incoming_log) + by_p2p,
-        "disk": _written() - dask_worker.written_before,
+        # One that a nanny has ended, for its memory, and started again has no figures of before.
+        "disk": _written() - getattr(dask_worker, "written_before", 0),
+        "replaced": int(not hasattr(dask_worker, "written_before")),
     }
 
 
@@ -149,7 +151,8 @@ def table(options):
             median = {part: statistics.median(one[part] for one in all_of_it) for part in all_of_it[0]}
             first = first or median["took"]
             sizes = "".join(f"{median[part] / 1e9:{width}.2f}" for part, width in SIZES)
-            print(f"{head}{median['took']:8.2f}{first / median['took']:7.2f}{sizes}", flush=True)
+            replaced = f"  {median['replaced']:g} replaced" if median["replaced"] else ""
+            print(f"{head}{median['took']:8.2f}{first / median['took']:7.2f}{sizes}{replaced}", flush=True)
     return failed
 
 

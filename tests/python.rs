@@ -141,6 +141,11 @@ fn tasks_are_placed_by_the_wires_between_workers() {
 }
 
 #[test]
+fn tasks_that_need_a_gpu_are_given_to_workers_with_one() {
+    told_by("test_kinds.py");
+}
+
+#[test]
 fn what_we_use_of_dask_is_there() {
     told_by("test_dask_surface.py");
 }

@@ -4,7 +4,7 @@ import os
 import pathlib
 import tempfile
 
-from distributed import Lock, as_completed, get_client, wait
+from distributed import Lock, as_completed, wait, worker_client
 from workload import Workload, main
 
 TASKS = 5_000
@@ -27,11 +27,12 @@ def one(counter, number):
 
 
 def tree(low, high):
-    """A sum by tasks that make tasks."""
+    """A sum by tasks that make tasks. While one waits, its worker runs others."""
     if high - low <= 64:
         return sum(range(low, high))
-    middle, client = (low + high) // 2, get_client()
-    return sum(client.gather([client.submit(tree, low, middle), client.submit(tree, middle, high)]))
+    middle = (low + high) // 2
+    with worker_client() as client:
+        return sum(client.gather([client.submit(tree, low, middle), client.submit(tree, middle, high)]))
 
 
 def append(path, name, number):

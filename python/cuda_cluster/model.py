@@ -202,6 +202,8 @@ class Process:
     #: CPUs in force, as read back.
     cpus: str | None = None
     mems: str | None = None
+    #: The limit of its memory that holds here; the plan's may be for another machine.
+    memory_limit_bytes: int | None = None
     resident_bytes: int | None = None
     json: dict[str, Any] = _hidden()
 

@@ -13,7 +13,6 @@ use super::{output, reach, source, workloads};
 use crate::cluster::measure::{Memory, Subject, Together, Wanted};
 use crate::cluster::{Cluster, FindError};
 use crate::ids::ClusterName;
-use crate::plan::Plan;
 use crate::units::{HumanBytes, Size};
 use crate::wire::links::{Pair, Verdict};
 
@@ -112,11 +111,8 @@ fn measure_links(links: &LinksArguments) -> Result<Exit, Failure> {
 
 /// The sizes of which a worker may hold two messages in host memory, as a receiver does. A worker
 /// beyond its limit is killed.
-fn with_room(sizes: Vec<u64>, plan: &Plan) -> Result<Vec<u64>, Failure> {
-    let Some(limit) = plan.workers.iter().filter_map(|worker| worker.memory_limit_bytes).min()
-    else {
-        return Ok(sizes);
-    };
+fn with_room(sizes: Vec<u64>, limit: Option<u64>) -> Result<Vec<u64>, Failure> {
+    let Some(limit) = limit else { return Ok(sizes) };
     let (fitting, beyond): (Vec<u64>, Vec<u64>) =
         sizes.into_iter().partition(|size| size.saturating_mul(2) <= limit / 10 * 8);
     if !beyond.is_empty() {
@@ -173,7 +169,9 @@ impl LinksArguments {
         let memory = wanted.memory.unwrap_or(usual);
         let host_sizes = match memory {
             Memory::Device => Vec::new(),
-            Memory::Host | Memory::Both => with_room(sizes.clone(), subject.plan())?,
+            Memory::Host | Memory::Both => {
+                with_room(sizes.clone(), subject.least_memory_limit().await)?
+            }
         };
         let wanted = Wanted {
             memory: Some(memory),

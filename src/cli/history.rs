@@ -90,11 +90,16 @@ fn rendered(curves: &Curves, names: usize) -> String {
         if highest <= 0.0 {
             continue;
         }
-        let full = if figure == "cpus" { highest.max(LEAST_CPUS) } else { highest };
+        let full = match figure.as_str() {
+            "cpus" => highest.max(LEAST_CPUS),
+            share if share.ends_with("_percent") => 100.0,
+            _ => highest,
+        };
         let _ = writeln!(text, "{figure}");
         for process in &curves.processes {
             let marks = marks(process, figure, full);
-            let most = told(figure, of(process));
+            let is_known = process.figures[figure].highest.iter().any(Option::is_some);
+            let most = if is_known { told(figure, of(process)) } else { "not known".to_owned() };
             let _ = writeln!(text, "  {:names$}  {marks} {most}", process.name);
         }
     }
@@ -133,6 +138,7 @@ fn told(figure: &str, value: f64) -> String {
             if figure.ends_with("_per_s") { format!("{bytes}/s") } else { bytes }
         }
         _ if figure.ends_with("_per_s") => format!("{value:.1}/s"),
+        _ if figure.ends_with("_percent") => format!("{value:.0} %"),
         _ => format!("{value:.2}"),
     }
 }
@@ -151,7 +157,8 @@ mod tests {
     #[test]
     fn a_death_is_a_gap_and_a_peak_stands_out() {
         let names = ["gpu0", "gpu1"].map(str::to_owned).to_vec();
-        let figures = ["cpus", "resident_bytes", "spilled_bytes"].map(str::to_owned).to_vec();
+        let figures = ["cpus", "resident_bytes", "spilled_bytes", "gpu_busy_percent"];
+        let figures = figures.map(str::to_owned).to_vec();
         let mut rings = Rings::new(Shape::new(names, figures));
         let mut bytes = rings.shape().header();
         for step in 1..=8 {
@@ -165,8 +172,9 @@ mod tests {
                 ..State::default()
             };
             let of = |worker| {
-                [value(worker), value(worker).map(|gib| gib * f64::from(1 << 30)), Some(0.0)]
-                    .map(Figure::of)
+                let bytes = value(worker).map(|gib| gib * f64::from(1 << 30));
+                let busy = value(worker).map(|share| 10.0 * share).filter(|_| worker == 1);
+                [value(worker), bytes, Some(0.0), busy].map(Figure::of)
             };
             let states = vec![state(0), state(1)];
             let figures = [of(0), of(1)].concat();
@@ -184,6 +192,9 @@ mod tests {
 cpus
   gpu0  ▂▂▂▂▂▂▂▂ 1.00
   gpu1  ▂▂▂█··▂▂ 8.00
+gpu_busy_percent
+  gpu0           not known
+  gpu1  ▂▂▂▇··▂▂ 80 %
 resident_bytes
   gpu0  ▂▂▂▂▂▂▂▂ 1.0 GiB
   gpu1  ▂▂▂█··▂▂ 8.0 GiB

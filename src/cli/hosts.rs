@@ -18,7 +18,7 @@ pub(super) fn settle(request: &mut Request) -> Result<(), Failure> {
     if spec.hosts().is_empty() {
         return Ok(());
     }
-    // Hosts begin in another directory.
+    // Hosts begin in another directory, and a plan that is kept has no machine that they are given.
     if let Some(topology) = &mut spec.topology
         && Path::new(topology).is_relative()
         && Path::new(topology).is_file()

@@ -45,8 +45,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     }
     output::write_json(&file, &report)?;
     output::status(&format!(
-        "{}: machine, plan, preflight, state, events, logs and crashes; values with a secret's name \
-         are masked, but read it before you share it",
+        "{}: machine, plan, preflight, state, events, history, logs and crashes; values with a \
+         secret's name are masked, but read it before you share it",
         file.display()
     ));
     Ok(Exit::Done)

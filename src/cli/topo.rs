@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use super::failure::{Exit, Failure};
 use super::sanitize::plain;
 use super::{output, plan, source};
+use crate::predict::link_rates;
 use crate::topology::{LinkKind, Occupant, Topology};
 
 /// Arguments of `topo`.
@@ -97,7 +98,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
             output::print(&text)?;
         }
         Form::Dot => output::print(&topology.to_dot())?,
-        Form::Svg => output::print(&topology.to_svg_with(&workers))?,
+        Form::Svg => output::print(&topology.to_svg_with(&workers, &link_rates(&topology)))?,
     }
     if !arguments.output.carries_notes() {
         topology.notes.iter().for_each(|note| output::note(note));

@@ -75,9 +75,7 @@ const FIGURES: [Column; 5] = [
 const LESS: [&str; 8] = ["mems", "cpus", "pci", "pid", "nic", "cpus here", "uptime", "gpu memory"];
 
 const WIDE: [Column; 8] = [
-    ("memory limit", |row| {
-        some(row.worker.and_then(|worker| worker.memory_limit_bytes).map(HumanBytes))
-    }),
+    ("memory limit", |row| some(row.process.memory_limit_bytes.map(HumanBytes))),
     ("gpu limit", |row| {
         some(row.worker.and_then(|worker| worker.device_memory_limit_bytes).map(HumanBytes))
     }),

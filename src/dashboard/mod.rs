@@ -9,8 +9,7 @@
 //! | `guard` | who may ask for what (pure) |
 //! | `server` | the requests and their answers |
 //! | `feed` | what open pages are told of a cluster |
-//! | `logs` | what open pages are told of a process's log |
-//! | `log_view`, `log_requests` | all logs as one, in pages, by text and level; what may be asked |
+//! | `log_view`, `log_requests` | logs as one, in pages, by text and level; what may be asked |
 //! | `overview` | all clusters, joined hosts, and who holds this machine's GPUs and NICs |
 //! | `tasks` | what tasks do, and why one waits |
 //! | `opening` | the file that leads a browser to the page |
@@ -28,7 +27,6 @@ mod guard;
 mod history;
 mod log_requests;
 mod log_view;
-mod logs;
 mod measure;
 mod metrics;
 mod opening;

@@ -351,7 +351,10 @@ pub(super) async fn overview() -> Response {
     let unreadable: Vec<String> = found.unreadable.iter().map(|error| in_full(error)).collect();
     let machine = tokio::task::spawn_blocking(move || devices(&claims)).await;
     let machine = machine.unwrap_or_else(|error| json!({ "unseen": error.to_string() }));
-    Json(json!({ "clusters": rows, "unreadable": unreadable, "machine": machine })).into_response()
+    let told = json!({
+        "clusters": rows, "unreadable": unreadable, "machine": machine, "version": env!("CARGO_PKG_VERSION"),
+    });
+    Json(told).into_response()
 }
 
 #[cfg(test)]

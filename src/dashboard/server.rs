@@ -4,13 +4,12 @@
 //! |---|---|
 //! | `GET /`, `GET /FILE` | the page's files |
 //! | `GET /metrics` | all running clusters, GPUs and NICs, for Prometheus |
-//! | `GET /api/clusters` | running and ended clusters |
-//! | `GET /api/overview` | all clusters, and this machine's devices with who holds them |
+//! | `GET /api/clusters` | the names of running and ended clusters |
+//! | `GET /api/overview` | more of all of them, and this machine's devices with who holds them |
 //! | `GET /api/clusters/NAME/about` | the machine's picture, and the plan with its reasons |
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
 //! | `GET …/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
-//! | `GET /api/clusters/NAME/logs/PROCESS` | server-sent events: its log, with what is new |
 //! | `GET /api/clusters/NAME/log`, `…/log/line`, `…/log/file` | lines of all logs; one; a file |
 //! | `GET …/tasks?after=N`, `…/tasks/TASK` | the last tasks that ran; why one waits or ran there |
 //! | `GET /api/clusters/NAME/dask` | what Dask's scheduler counts |
@@ -43,7 +42,7 @@ use super::feed::{Feeds, Message, Subject};
 use super::guard::{self, CONTENT_SECURITY_POLICY, Door, OWN_HEADER, Refusal, Visit};
 use super::history::Range;
 use super::measure::processes_of;
-use super::{history, log_requests, logs, measure, metrics, overview, scrape, tasks};
+use super::{history, log_requests, measure, metrics, overview, scrape, tasks};
 use crate::cluster::{
     self, BugReport, Control, ControlError, FindError, Handle, Paths, Verification,
     recorded_machine, recorded_plan, recorded_preflight,
@@ -75,7 +74,6 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/live", get(live))
         .route("/events", get(events))
         .route("/history", get(history))
-        .route("/logs/{process}", get(log))
         .merge(log_requests::routes())
         .merge(tasks::routes())
         .route("/crashes", get(crashes))
@@ -189,13 +187,11 @@ async fn clusters() -> Response {
         Ok(found) => found,
         Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, &error),
     };
-    let running: Vec<Value> =
-        found.running.iter().map(|one| json!({ "name": one.name.as_str() })).collect();
-    let ended = found.ended.iter();
-    let ended: Vec<Value> =
-        ended.map(|one| json!({ "name": one.name.as_str(), "summary": one.summary() })).collect();
-    Json(json!({ "running": running, "ended": ended, "version": env!("CARGO_PKG_VERSION") }))
-        .into_response()
+    let row = |name: &ClusterName, runs| json!({ "name": name.as_str(), "is_running": runs });
+    let running = found.running.iter().map(|one| row(&one.name, true));
+    let all: Vec<Value> =
+        running.chain(found.ended.iter().map(|one| row(&one.name, false))).collect();
+    Json(json!({ "clusters": all, "version": env!("CARGO_PKG_VERSION") })).into_response()
 }
 
 async fn metrics() -> Response {
@@ -319,16 +315,6 @@ async fn events(Path(Named { name }): Path<Named>) -> Json<Vec<Value>> {
 
 async fn history(Path(Named { name }): Path<Named>, Query(range): Query<Range>) -> Response {
     history::curves(name, range).await
-}
-
-async fn log(Path(NamedProcess { name, process }): Path<NamedProcess>) -> Response {
-    // The word becomes part of a path.
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let paths = Paths::of(&name);
-    if process.starts_with('.') || !process.chars().all(plain) || !paths.logs().is_dir() {
-        return StatusCode::NOT_FOUND.into_response();
-    }
-    Sse::new(logs::stream(paths.log(&process))).keep_alive(KeepAlive::default()).into_response()
 }
 
 async fn crashes(Path(Named { name }): Path<Named>) -> Response {

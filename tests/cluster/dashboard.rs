@@ -153,9 +153,11 @@ fn the_page_lets_in_who_has_the_token_and_changes_nothing_for_pages_elsewhere() 
     let unknown =
         served.ask("POST /api/clusters/secretive/restart/gpu77", &[&cookie, own, &origin]);
     assert_eq!(unknown.status, 404, "{unknown:?}");
-    for path in
-        ["/api/clusters/..%2Fx/events", "/api/clusters/secretive/logs/..%2Fsecret", "/secret"]
-    {
+    for path in [
+        "/api/clusters/..%2Fx/events",
+        "/api/clusters/secretive/log/file?process=..%2Fsecret",
+        "/secret",
+    ] {
         let answer = served.ask(&format!("GET {path}"), &[&cookie]);
         assert!((400..500).contains(&answer.status), "{path}: {answer:?}");
     }

@@ -4,11 +4,13 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime};
 
+use cuda_cluster::topology;
 use cuda_cluster::wire::history::{Figure, History, Rings, Shape, Span, State};
 use serde_json::{Value, json};
 
 use super::browser::Browser;
-use super::dashboard::{EIGHT, Served};
+use super::dashboard::{EIGHT, Served, down};
+use super::fake_machine::FakeMachine;
 use super::sandbox::{Sandbox, eventually};
 
 const HOUR: u64 = 3_600_000;
@@ -68,6 +70,47 @@ fn the_history_grows_while_nobody_looks_and_survives_the_supervisors_violent_end
     assert_eq!(report["history"]["processes"][2]["name"], "gpu1");
 }
 
+#[test]
+fn how_busy_a_gpu_was_is_known_later_and_of_a_simulated_one_nothing() {
+    let sandbox = Sandbox::new();
+    let folder = tempfile::tempdir().expect("a directory");
+    let machine = topology::parse(topology::builtin("rtx-4090-2").expect("built in"));
+    let fake = FakeMachine::write(&machine.expect("a machine"), folder.path()).expect("written");
+    let busy = folder.path().join("busy");
+    fs::write(&busy, "0 40\n").expect("written");
+    let fake = fake.with_faults(&format!("busy={}", busy.display()));
+    let spec = folder.path().join("spec.yaml");
+    let text = "version: 1\nname: real\nengine: command\ndisplay_gpus: use\n\
+                command: {argv: [sleep, '1000']}\n";
+    fs::write(&spec, text).expect("written");
+    let mut up = fake.command();
+    up.args(["up", "--detach", "-f"]).arg(&spec);
+    let up = sandbox.spawn_program(up).wait();
+    assert_eq!(up.code, 0, "{up}");
+    // By place: the first GPU computes, the second is idle.
+    let busy_of = |worker: usize| {
+        let curves = history(&sandbox, "real")?.curves(None, None, 100);
+        let figures = &curves.processes[worker].figures["gpu_busy_percent"];
+        let mean: Vec<f64> = figures.mean.iter().flatten().copied().collect();
+        (!mean.is_empty()).then_some(mean)
+    };
+    eventually("what NVML told", Duration::from_secs(90), || busy_of(0).is_some());
+    assert!(busy_of(0).expect("known").iter().all(|percent| *percent == 40.0));
+    assert!(busy_of(1).expect("known").iter().all(|percent| *percent == 0.0), "idle, and known");
+    let said = sandbox.run(&["history", "real"]);
+    assert!(said.stdout.contains("gpu_busy_percent") && said.stdout.contains("40 %"), "{said}");
+    down(&sandbox, "real");
+
+    let up = ["--n-workers", "1", "--name", "made-up", "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &up].concat());
+    assert_eq!(up.code, 0, "{up}");
+    eventually("a history", Duration::from_secs(60), || history(&sandbox, "made-up").is_some());
+    let known = history(&sandbox, "made-up").expect("a history");
+    assert!(!known.shape().figures.contains(&"gpu_busy_percent".to_owned()), "{known:?}");
+    down(&sandbox, "made-up");
+    sandbox.assert_nothing_is_left();
+}
+
 /// A clock's hours of a cluster: each worker's memory in GiB every ten seconds, `None` while it is
 /// not there.
 fn made(
@@ -78,7 +121,8 @@ fn made(
     hours: u64,
     memory: impl Fn(usize, u64) -> Option<f64>,
 ) {
-    let figures = ["cpus", "resident_bytes", "tasks_per_s"].map(str::to_owned).to_vec();
+    let figures = ["cpus", "resident_bytes", "tasks_per_s", "gpu_busy_percent"];
+    let figures = figures.map(str::to_owned).to_vec();
     let mut rings = Rings::new(Shape::new(names.to_vec(), figures));
     let path = sandbox.base().join(name).join("history");
     let file = fs::File::create(path).expect("a file");
@@ -95,7 +139,10 @@ fn made(
             let (phase, up) = if used.is_some() { (2, 100) } else { (5, 0) };
             span.states.push(State { phase, up, restarts: restarts[worker] });
             let bytes = used.map(|gib| gib * f64::from(1 << 30));
-            span.figures.extend([used.map(|_| 0.5), bytes, used.map(|_| 3.0)].map(Figure::of));
+            // The scheduler has no GPU, and the others' are idle.
+            let busy = used.map(|_| 0.0).filter(|_| worker > 0);
+            let figures = [used.map(|_| 0.5), bytes, used.map(|_| 3.0), busy];
+            span.figures.extend(figures.map(Figure::of));
         }
         for (place, record) in rings.add(&span) {
             file.write_all_at(&record, place).expect("written");
@@ -148,6 +195,8 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
         .wait_for("document.querySelector('#past .chart[aria-label=\"Resident memory\"] canvas')");
     browser.wait_for("document.querySelector('#time-title').textContent === 'Since the start'");
     browser.wait_for("document.querySelector('#past .chart[aria-label=\"Processes\"] canvas')");
+    // That a GPU was idle is an answer, too.
+    browser.wait_for("document.querySelector('#past .chart[aria-label=\"GPU use\"] canvas')");
     browser.picture("history-1440-light");
 
     // The cause: the first death is chosen by its event, and its worker's memory is told.
@@ -156,7 +205,7 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     );
     browser.wait_for("document.querySelector('#events li.chosen')?.textContent.includes('gpu1')");
     browser.wait_for(
-        "document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB')",
+        "document.querySelector('#moment').textContent.includes('Resident memory: 60.0 GiB, GPU use: 0 %')",
     );
     browser.wait_for("/&at=/.test(location.hash)");
     // The arrow keys go on to the others; the newest is on top.
@@ -166,6 +215,10 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
         .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 2')");
     browser.wait_for(
         "document.querySelector('#moment').textContent.includes('Resident memory: 1.0 GiB')",
+    );
+    // The curves' figures are those of that moment, and not of the end.
+    browser.wait_for(
+        "(() => { const clock = /\\d+:\\d\\d:\\d\\d/; const told = document.querySelector('#moment').textContent.match(/ at (\\d+:\\d\\d:\\d\\d)/)[1]; const ends = (text) => text.split(':').reduce((sum, part) => sum * 60 + +part, 0); return [...document.querySelectorAll('#past .u-legend .u-series:first-child')].every((one) => Math.abs(ends(one.textContent.match(clock)[0]) - ends(told)) <= 10); })()",
     );
     browser.picture("history-chosen-1440-light");
 
@@ -191,6 +244,9 @@ fn a_page_alone_tells_how_three_workers_died_in_an_hour_in_which_nobody_looked()
     browser.wait_for(&format!("document.querySelector('#time-title').textContent === {heading}"));
     browser
         .wait_for("document.querySelector('#events li.chosen')?.textContent.includes('number 3')");
+    // What the part does not show of the chosen event is not told.
+    let told = browser.script("return document.querySelector('#moment').textContent");
+    assert!(!told.as_str().is_some_and(|told| told.contains("Resident memory")), "{told}");
     browser.picture("history-part-1440-light");
 
     // One worker's means and peaks.

@@ -71,6 +71,13 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     row("gpus", 0, "^GPU0 real\\/gpu0 ");
     row("gpus", 1, "^GPU1 process \\d+ sleep of \\w+ with 1.0 GiB ");
     browser.wait_for("document.querySelector('#machine-card').offsetParent === null");
+    // Who sees all of it asks for all of it, and for nothing beside.
+    browser.script(
+        "window.asked = []; const real = fetch; \
+         window.fetch = (what, ...more) => { asked.push(what); return real(what, ...more); }",
+    );
+    browser.wait_for("asked.length >= 3");
+    assert_eq!(browser.script("return [...new Set(asked)]"), serde_json::json!(["api/overview"]));
     for (width, scheme) in [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")] {
         browser.look_like(width, scheme);
         browser.picture(&format!("overview-{width}-{scheme}"));
@@ -87,6 +94,9 @@ fn all_clusters_and_who_holds_the_gpus_are_shown_first_each_with_its_own_address
     let details = "document.querySelector('#details-title')?.textContent === 'gpu0'";
     browser.wait_for(details);
     browser.wait_for("document.querySelector('#name').textContent === 'real'");
+    browser.script("asked.length = 0");
+    browser.wait_for("asked.includes('api/clusters')");
+    assert_eq!(browser.script("return asked.includes('api/overview')"), false);
     browser.open("about:blank");
     browser.open(&address);
     browser.wait_for(details);

@@ -1,6 +1,8 @@
 //! `top` and `ps --watch`: clusters on a terminal, alive.
 
+use cuda_cluster::units::HumanBytes;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use super::sandbox::Sandbox;
 use super::screen::{CTRL_C, Screen};
@@ -92,6 +94,13 @@ fn ps_says_how_long_processes_run_and_what_they_use_and_watches_a_cluster_to_its
     assert!(!table.stdout.contains("GPU MEMORY"), "no GPU is there to tell: {table}");
     let wide = sandbox.run(&["ps", "used", "-o", "wide"]);
     assert!(wide.stdout.contains("MEMORY LIMIT"), "{wide}");
+    // Not the plan's, which is for another machine.
+    let plan = sandbox.run(&["plan", "--topology", "dgx-1-v100", "--n-workers", "2", "-o", "json"]);
+    let plan: Value = serde_json::from_str(&plan.stdout).expect("JSON");
+    let limit = |of: &Value| of["workers"][0]["memory_limit_bytes"].as_u64().expect("a limit");
+    let held = limit(&sandbox.state("used"));
+    assert!(held < limit(&plan), "{held} of {plan}");
+    assert!(wide.stdout.contains(&HumanBytes(held).to_string()), "{wide}");
 
     let mut watch = Screen::start(&sandbox, (80, 24), &["ps", "used", "--watch"]);
     watch.wait_until("the table", |text| text.contains("used: READY") && text.contains("gpu0"));

@@ -106,6 +106,7 @@ pub(crate) const PLANNED: &[(&str, &str, &str)] = &[
     ("dask.enable_cudf_spill", "engine: dask", "true"),
     ("dask.cudf_spill_stats", "{engine: dask, dask: {enable_cudf_spill: true}}", "2"),
     ("dask.place_by_wires", "engine: dask", "true"),
+    ("dask.place_by_kind", "engine: dask", "true"),
     ("dask.config", "engine: dask", "{distributed.worker.memory.target: \"0.6\"}"),
     ("command.argv", "engine: command", "[echo]"),
     ("command.programs[0].name", ONE_PROGRAM, "b"),

@@ -294,6 +294,40 @@ fn dask_forks_unless_it_is_told_to_spawn() {
 }
 
 #[test]
+fn workers_of_two_kinds_have_a_resource_each_by_which_tasks_can_ask_for_them() {
+    let kinds = |text: &str| {
+        let plan = made(&machine("dgx-h100"), &format!("engine: dask\n{text}"), &caller());
+        let EnginePlan::Dask(dask) = &plan.engine else { panic!("Dask's") };
+        let why = plan.workers.iter().flat_map(|worker| &worker.why);
+        let why = why.filter(|why| why.choice == "resources");
+        assert_eq!(why.count(), dask.resources_by_kind.len());
+        let of = |(name, amounts): (&String, &BTreeMap<String, u32>)| {
+            amounts.iter().map(|(kind, n)| format!("{name} {kind}={n}")).collect::<String>()
+        };
+        let all: Vec<String> = dask.resources_by_kind.iter().map(of).collect();
+        (all.join(", "), plan.notes.iter().any(|note| note.about == "dask.place_by_kind"))
+    };
+    let none = (String::new(), false);
+    let two = "gpus: [0]\ncpu_workers: 1\n";
+    let threads = "threads: 2\noverrides: [{match: {worker: cpu0}, threads: 8}]\n";
+    assert_eq!(kinds(two), ("cpu0 CPU=1, gpu0 GPU=1".to_owned(), false));
+    assert_eq!(kinds(&format!("{two}{threads}")).0, "cpu0 CPU=8, gpu0 GPU=2");
+    // What somebody has thought out stands.
+    assert_eq!(kinds(&format!("{two}worker: {{resources: {{MEM: 1}}}}")), none);
+    assert_eq!(kinds("gpus: [0]\n"), none);
+    assert_eq!(kinds("gpus: none\ncpu_workers: 1\n"), none);
+    // Workers of the other kind may join.
+    let by_kind = "dask: {place_by_kind: true}\n";
+    assert_eq!(kinds(&format!("gpus: [0]\n{by_kind}")), ("gpu0 GPU=1".to_owned(), false));
+    let joins = "dask: {place_by_kind: true, join: 'tcp://10.0.0.1:8786'}\n";
+    let cpu = "gpus: none\ncpu_workers: 1\n";
+    assert_eq!(kinds(&format!("{cpu}{joins}")), ("cpu0 CPU=1".to_owned(), false));
+    assert_eq!(kinds(&format!("{cpu}{by_kind}")), ("cpu0 CPU=1".to_owned(), true));
+    let besides = format!("{two}{by_kind}worker: {{resources: {{MEM: 1}}}}");
+    assert_eq!(kinds(&besides).0, "cpu0 CPU=1, gpu0 GPU=1");
+}
+
+#[test]
 fn what_native_workers_read_of_a_plan_has_all_but_the_reasons_and_the_rates() {
     let whole = made(&machine("dgx-h100"), "workers_per_gpu: 16\n", &caller());
     let text = |plan: &Plan| serde_json::to_string(plan).expect("JSON");

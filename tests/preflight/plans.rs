@@ -46,6 +46,20 @@ fn a_plan_from_a_file_is_judged() {
 }
 
 #[test]
+fn a_plan_for_the_gpus_of_another_machine_is_exit_4() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let (code, plan, errors) = run(&on("dgx-h100"), &["plan", "-o", "yaml"]);
+    assert_eq!(code, Some(0), "{errors}");
+    let file = folder.path().join("plan.yaml");
+    std::fs::write(&file, plan).expect("written");
+    let said = on("l40s-8").asked(&["--plan", file.to_str().expect("UTF-8")]).doctor();
+    assert_eq!(said.code, Some(4));
+    let [finding] = said.of("plan")[..] else { panic!("one finding: {said:#?}") };
+    assert_eq!(finding.severity, Severity::Error);
+    assert!(finding.text.contains("are not in this machine"), "{finding:#?}");
+}
+
+#[test]
 fn up_tells_what_is_bad_and_preflight_refuses() {
     let dry = ["up", "--preflight", "--name", "preflight-refuses", "--detach"];
     let (code, output, errors) = run(&broken(), &dry);

@@ -58,9 +58,11 @@ def others():
 
 
 def eventually(holds, what, within=60):
+    """Waits until it holds; `what` is to hold, or says what is there when it does not."""
     deadline = time.monotonic() + within
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within} s: {what}"
+        late = time.monotonic() > deadline
+        assert not late, f"not within {within} s: {what() if callable(what) else what}"
         time.sleep(0.02)
 
 
@@ -76,8 +78,8 @@ def nothing_is_left():
     """For tests that take down what they brought up."""
     before, processes = files(), set(others())
     yield
-    eventually(lambda: not set(others()) - processes, f"no process is left: {others()}")
-    eventually(lambda: files() <= before, f"no file is left: {files() - before}")
+    eventually(lambda: not set(others()) - processes, lambda: f"no process is left: {others()}")
+    eventually(lambda: files() <= before, lambda: f"no file is left: {files() - before}")
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError
 
@@ -19,6 +21,10 @@ from known import workers_of
 
 #: Every port is the system's choice.
 ANYWHERE = {**MACHINE, "scheduler_port": 0, "dashboard_address": "127.0.0.1:0"}
+
+
+HERE = os.path.dirname(__file__)
+TEXT = {"capture_output": True, "text": True}
 
 
 def records(cluster):
@@ -188,6 +194,13 @@ def test_a_task_whose_worker_others_signal_is_suspected_and_the_worker_hands_ove
 def test_a_scheduler_that_dies_is_back_where_it_was_and_so_are_its_clients(protocol):
     if protocol == "ucxx":
         pytest.importorskip("distributed_ucxx")
+    # In a Python of its own: what UCX has begun goes on in its process, and knows of the connections that ended.
+    call = f"import test_deaths; test_deaths.scheduler_dies({protocol!r})"
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", call], cwd=HERE, timeout=300, **TEXT)
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+def scheduler_dies(protocol):
     asked = {**ANYWHERE, "n_workers": 1, "protocol": protocol}
     with LocalCUDACluster(**asked) as cluster, Client(cluster) as client:
         before = cluster.scheduler_address, cluster.dashboard_link

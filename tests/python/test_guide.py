@@ -104,6 +104,7 @@ SHOWN_BY = {
         "`--scheduler-file`": "the_nodes_of_a_slurm_job_form_one_dask_cluster",
         "`--tls-ca-file`": "tls_is_spoken_by_all_and_handed_to_clients",
         "none: Dask assumes": "test_random_graphs_with_kills_have_the_results_that_they_have_without_dask",
+        "none: `dask.annotate`": "test_gpu_tasks_run_on_gpu_workers_and_others_anywhere",
         "`--local-directory`": "the_options_of_dask_cuda_arrive",
         "`--death-timeout`": "test_a_start_that_fails_leaves_nothing",
         "`--lifetime`": "a_worker_of_age_is_replaced_and_that_is_no_failure",

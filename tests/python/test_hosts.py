@@ -9,12 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import cuda_cluster
 import pytest
 from conftest import BUILT, RUNTIME, eventually
-from distributed import Client
+from distributed import Client, Security
 from hosts import needs_network
 from ssh_hosts import SshHosts, missing
 
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.usefixtures("nothing_is_left"),
 ]
 
-MACHINE = ["--simulate", "--topology", "dgx-h100", "--gpus", "0-1", "--python", sys.executable]
+MACHINE = ["--simulate", "--gpus", "0-1", "--python", sys.executable]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +41,11 @@ def asked(*words, within=180):
 class Up:
     """An `up` over hosts, in the foreground unless it is detached."""
 
-    def __init__(self, hosts, named, *words):
+    def __init__(self, hosts, named, *words, topology="dgx-h100"):
         self.name = f"ssh-{os.getpid()}"
         self.log = Path(hosts.folder) / "up.log"
         command = [str(BUILT), "up", "-f", str(hosts.folder / "hosts.yaml"), "--hosts", named]
-        command += ["--name", self.name, *MACHINE, "--ready-within", "3m", *words]
+        command += ["--name", self.name, "--topology", topology, *MACHINE, "--ready-within", "3m", *words]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -87,8 +88,8 @@ def up(hosts):
     """Starts one; at the end nothing may be left on any host."""
     started = []
 
-    def start(named, *words):
-        started.append(Up(hosts, named, *words))
+    def start(named, *words, **machine):
+        started.append(Up(hosts, named, *words, **machine))
         return started[-1]
 
     yield start
@@ -103,7 +104,8 @@ def up(hosts):
 
 def nothing_there(hosts, within):
     for host in hosts.all.values():
-        eventually(lambda host=host: not host.left(), f"nothing on {host.name}: {host.left()}", within)
+        left = lambda host=host: f"nothing on {host.name}: {host.left()}"  # noqa: E731
+        eventually(lambda host=host: not host.left(), left, within)
 
 
 def joined(state):
@@ -221,6 +223,8 @@ def test_a_name_that_is_taken_on_a_host_is_told(hosts, up):
         "--name",
         cluster.name,
         "--detach",
+        "--topology",
+        "dgx-h100",
         *MACHINE,
     ]
     brought = subprocess.run(
@@ -254,6 +258,37 @@ def test_ctrl_c_while_it_starts_ends_all(hosts, up):
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.ended() == 130, cluster.said()
     nothing_there(hosts, within=10)
+
+
+def test_nothing_is_left_where_workers_miss_the_scheduler_before_its_end_is_told(hosts, up):
+    cluster = up("localhost,b").ready()
+    [member] = [pid for pid, command in hosts["b"].processes().items() if "__member" in command]
+    os.kill(member, signal.SIGSTOP)
+    os.kill(cluster.state()["supervisor_pid"], signal.SIGKILL)
+    # Its workers end for want of a scheduler, and their cluster has failed.
+    eventually(lambda: len(hosts["b"].working()) == 1, lambda: f"ended: {hosts['b'].working()}", 120)
+    assert hosts["b"].left()[0].endswith(cluster.name)
+    os.kill(member, signal.SIGCONT)
+    nothing_there(hosts, within=30)
+
+
+def test_nothing_is_left_where_workers_leave_with_the_scheduler_before_its_end_is_told(hosts, up):
+    cluster = up("localhost,b").ready()
+    before = hosts["b"].working()
+    [member] = [pid for pid, command in hosts["b"].processes().items() if "__member" in command]
+    told_by = int(Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "sshd" in Path(f"/proc/{told_by}/cmdline").read_text()
+    os.kill(told_by, signal.SIGSTOP)
+    try:
+        down = subprocess.Popen([BUILT, "down", cluster.name])
+        # The network tells workers of the scheduler's end, and nothing yet tells their supervisor.
+        eventually(lambda: len(hosts["b"].working()) < len(before), "its workers leave", 60)
+        eventually(lambda: len(hosts["b"].working()) == 1, lambda: f"ended: {hosts['b'].working()}", 2)
+        assert hosts["b"].left()[0].endswith(cluster.name)
+    finally:
+        os.kill(told_by, signal.SIGCONT)
+    assert down.wait(60) == 0
+    nothing_there(hosts, within=1)
 
 
 @pytest.mark.parametrize("victim", ["up", "supervisor"])
@@ -321,6 +356,96 @@ def test_a_python_program_has_hosts_too(hosts):
         state = cluster.state()
         assert [(one.name, one.host, one.state) for one in state.hosts] == [("host-c", "c", "ready")]
         assert [one.host for one in state.joined] == ["c"]
+    nothing_there(hosts, within=1)
+
+
+@pytest.fixture
+def only_here():
+    """A folder that the hosts, which have a `/run` of their own, do not see."""
+    with tempfile.TemporaryDirectory(prefix="only-here-", dir="/run") as folder:
+        yield Path(folder)
+
+
+def test_hosts_are_given_the_topology_and_the_files_of_tls(hosts, up, only_here):
+    certificate, key, machine = (only_here / name for name in ("cert.pem", "key.pem", "machine.yaml"))
+    subject = ["-subj", f"/CN={hosts.here}", "-addext", f"subjectAltName=IP:{hosts.here}"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    machine.write_text((Path(__file__).parents[2] / "topologies/dgx-h100.yaml").read_text())
+    files = {"ca-file": certificate, "cert": certificate, "key": key}
+    words = [word for name, file in files.items() for word in (f"--tls-{name}", str(file))]
+    cluster = up("localhost,b", *words, topology=str(machine)).ready()
+    state = cluster.state()
+    assert joined(state) == ["b", "b"]
+    assert state["scheduler"]["address"].startswith("tls://")
+    carried = hosts["b"].runtime / "cuda-cluster" / cluster.name / "carried"
+    assert carried.stat().st_mode & 0o777 == 0o700
+    there = {one.name: one for one in carried.iterdir()}
+    assert there.keys() == {"ca.pem", "cert.pem", "key.pem"}
+    assert there["key.pem"].read_text() == key.read_text()
+    assert there["key.pem"].stat().st_mode & 0o777 == 0o600
+    secret = key.read_text().splitlines()[1]
+    assert not any(secret in command for command in hosts["b"].processes().values())
+    security = Security(
+        require_encryption=True, tls_ca_file=str(certificate), tls_client_cert=str(certificate),
+        tls_client_key=str(key),
+    )  # fmt: skip
+    with Client(state["scheduler"]["address"], security=security) as client:
+        addresses = [one["address"] for one in state["joined"]]
+        assert all(address.startswith("tls://198.18.0.2:") for address in addresses)
+        assert client.submit(sum, [1, 2], workers=addresses).result(timeout=60) == 3
+    # What a killed supervisor leaves has no key.
+    before = hosts["b"].processes()
+    [supervisor] = [pid for pid, command in before.items() if "__supervise" in command]
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: not before.keys() & hosts["b"].processes().keys(), "all end there", 30)
+    eventually(lambda: joined(cluster.state()) == ["b", "b"], "and are back", 120)
+    assert asked("down", cluster.name).returncode == 0
+    nothing_there(hosts, within=1)
+
+
+def test_a_file_of_tls_that_is_gone_is_named(hosts, up, only_here):
+    absent = str(only_here / "absent.pem")
+    cluster = up("b", "--tls-ca-file", absent, "--tls-cert", absent, "--tls-key", absent)
+    assert cluster.ended() == 2, cluster.said()
+    assert absent in cluster.said()
+
+
+def test_each_host_is_checked_first_if_that_is_asked_for(hosts, up):
+    # Nothing can be written there.
+    place = ["/dev/shm"]
+    subprocess.run(hosts["c"].command("mount", "-t", "tmpfs", "-o", "ro", "none", *place), check=True)
+    try:
+        cluster = up("localhost,b,c", "--preflight")
+        assert cluster.ended(within=180) == 1, cluster.said()
+        assert "host-c could not start: c: preflight refuses the plan" in cluster.said()
+        assert "shared-memory" in cluster.said()
+        nothing_there(hosts, within=10)
+    finally:
+        subprocess.run(hosts["c"].command("umount", *place), check=True)
+
+
+def test_workers_of_hosts_listen_where_the_scheduler_is_reached(hosts, up):
+    """Over direct, which takes any address of a host otherwise."""
+    cluster = up("localhost,b,c", "--protocol", "direct").ready()
+    state = cluster.state()
+    addresses = {one["host"]: one["address"] for one in state["joined"]}
+    assert addresses["b"].startswith("direct://198.18.0.2:"), addresses
+    assert addresses["c"].startswith("direct://198.18.0.3:"), addresses
+    said = asked("env", cluster.name, "-o", "json")
+    assert said.returncode == 0, said.stderr
+    secret = Path(RUNTIME) / "cuda-cluster" / cluster.name / "secret"
+    program = f"""
+import dask
+dask.config.set({{"distributed.comm.direct.secret-file": {str(secret)!r}}})
+from distributed import Client
+with Client({state["scheduler"]["address"]!r}) as client:
+    made = client.submit(bytes, 3_000_000, workers=[{addresses["b"]!r}])
+    print(client.submit(len, made, workers=[{addresses["c"]!r}]).result(timeout=60))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "3000000\n", ran.stderr
+    assert asked("down", cluster.name).returncode == 0
     nothing_there(hosts, within=1)
 
 

@@ -74,7 +74,7 @@ def test_the_page_is_found_started_and_served_and_keeps_its_guards(server):
         status, text = server.ask("/cuda-cluster/")
         assert status == 200 and "<title>cuda-cluster</title>" in text
         status, text = server.ask("/cuda-cluster/api/clusters")
-        assert [one["name"] for one in json.loads(text)["running"]] == ["lab"]
+        assert json.loads(text)["clusters"] == [{"name": "lab", "is_running": True}]
         before = cluster.state().workers[0].pid
         change = "/cuda-cluster/api/clusters/lab/restart/gpu0"
         for headers in ({}, {"Origin": "http://evil.example"}, {"Origin": server.address}):
@@ -84,7 +84,7 @@ def test_the_page_is_found_started_and_served_and_keeps_its_guards(server):
         eventually(lambda: cluster.state().workers[0].pid not in (None, before), "it is restarted")
         # Who does not know Jupyter's token gets its login.
         text = server.ask("/cuda-cluster/api/clusters", Authorization="token wrong")[1]
-        assert '"running"' not in text and "password" in text
+        assert '"clusters"' not in text and "password" in text
 
 
 def test_what_is_told_to_jupyter_names_the_program_and_its_own_icon(monkeypatch):

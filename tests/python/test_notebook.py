@@ -52,7 +52,9 @@ def test_a_notebook_shows_a_cluster_and_works_with_it():
 
 def test_what_tasks_print_is_shown_in_the_notebook():
     task = "def work():\n    print('printed by a task')\n    return 1 // 0\nfuture = client.submit(work)"
-    notebook = execute([*CELLS[:3], task, "future.exception()", *CELLS[4:]])
+    # What is printed between two cells belongs to none.
+    shown = "future.exception()\nimport time\ntime.sleep(3)"
+    notebook = execute([*CELLS[:3], task, shown, *CELLS[4:]])
     streams = [out for cell in notebook.cells for out in cell.outputs if out.output_type == "stream"]
     shown = {name: "".join(one.text for one in streams if one.name == name) for name in ("stdout", "stderr")}
     assert shown["stdout"].count("printed by a task") == 1

@@ -29,8 +29,16 @@ DRIVER = """
             self.bound = int(os.environ["CUDA_VISIBLE_DEVICES"])
 
     resources = cuda_cluster.ray.resources(enable_infiniband=True)
-    ray.init(num_gpus=8, num_cpus=2, resources=resources, include_dashboard=False,
-             object_store_memory=80 << 20)
+    for left in (2, 1, 0):
+        try:
+            ray.init(num_gpus=8, num_cpus=2, resources=resources, include_dashboard=False,
+                     object_store_memory=80 << 20)
+            break
+        except Exception as error:
+            # Ray gives its own processes 30 seconds, whatever else the machine has to do.
+            if not left or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
     if sys.argv[1] == "late":
         actors = [ray.remote(Late).options(num_cpus=0, num_gpus=1).remote() for _ in range(8)]
     else:

@@ -121,13 +121,13 @@ def test_ranks_in_c_are_named_with_their_functions(native, tmp_path, cause):
 class Dask:
     """A cluster of four workers, and its client's programs."""
 
-    def __init__(self):
+    def __init__(self, *more):
         self.name = f"why-dask-{os.getpid()}"
         place = ["--simulate", "--topology", "dgx-h100", "-o", "json", "--name", self.name]
         engine = ["--engine", "dask", "--python", sys.executable, "--n-workers", "4"]
         free_port = ["--scheduler-port", "0", "--no-dashboard"]
         self.up = subprocess.Popen(
-            [str(BUILT), "up", *place, *engine, *free_port],
+            [str(BUILT), "up", *place, *engine, *free_port, *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -215,6 +215,11 @@ const EDGES: &[(&str, &str, &str)] = &[
         "engine: dask\nworker: {resources: {A: 1.5}}",
         "engine: native\nworker: {resources: {A: 1.5}}",
     ),
+    (
+        "worker.resources",
+        "worker: {resources: {MEM: 1}}\ndask: {place_by_kind: true}",
+        "worker: {resources: {GPU: 1}}\ndask: {place_by_kind: true}",
+    ),
     ("native.disk_limit", "native: {disk_limit: 1GB}", "native: {disk_limit: 0.5}"),
     ("logs.rotate_at", "logs: {rotate_at: 1GB}", "logs: {rotate_at: 0.5}"),
     ("logs.rotate_at", "logs: {rotate_at: 1_000}", "logs: {rotate_at: 1GB/day}"),

@@ -169,6 +169,6 @@ fn the_workers_of_a_plan_stand_below_their_gpus() {
     for worker in 0..8 {
         assert!(svg.contains(&format!("gpu{worker} mlx5_{}", worker / 2)), "{worker}: {svg}");
     }
-    assert_eq!(svg.matches("stroke-dasharray").count(), 8, "a line to each worker's NIC");
+    assert_eq!(svg.matches("stroke-dasharray=\"4 3\"").count(), 8, "a line to each worker's NIC");
     assert_eq!(with("json").status.code(), Some(2), "a form that has no place for workers");
 }

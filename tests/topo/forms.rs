@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cuda_cluster::ids::{GpuIndex, PciAddress};
+use cuda_cluster::predict::link_rates;
 use cuda_cluster::topology::{
     Device, Gpu, LinkKind, Links, Nic, Note, Port, Topology, builtin, builtin_names, parse,
 };
@@ -113,7 +114,7 @@ fn pictures_and_graphs_are_well_formed_and_show_every_device() {
     for (name, topology) in machines() {
         let without = parse(&topology.to_matrix()).expect(name);
         for topology in [topology, without] {
-            let svg = topology.to_svg();
+            let svg = topology.to_svg_with(&[], &link_rates(&topology));
             roxmltree::Document::parse(&svg).expect(name);
             let (dot, tree) = (topology.to_dot(), topology.to_tree());
             assert_eq!(dot.matches('{').count(), dot.matches('}').count(), "{name}");
@@ -285,7 +286,7 @@ proptest! {
 
     #[test]
     fn any_machine_can_be_drawn(topology in any_topology()) {
-        let svg = topology.to_svg();
+        let svg = topology.to_svg_with(&[], &link_rates(&topology));
         prop_assert!(roxmltree::Document::parse(&svg).is_ok(), "{}", svg);
         prop_assert_eq!(topology.to_tree().lines().filter(|line| line.contains("GPU")).count() >= topology.gpus.len(), true);
         let _ = (topology.to_dot(), topology.to_matrix(), topology.to_nccl());

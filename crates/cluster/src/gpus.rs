@@ -1,7 +1,7 @@
 //! The supervisor's access to GPUs: NVML, as `probe` opens it.
 
 use std::fmt;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use cuda_cluster_machine::probe::{self, OccupancyError, Options, XidEvent, XidWatch};
 use cuda_cluster_model::ids::GpuUuid;
@@ -9,7 +9,7 @@ use cuda_cluster_supervise::ProcessGpu;
 use cuda_cluster_supervise::gpu::{GpuHolder, GpuWatch};
 use cuda_cluster_supervise::record::GpuError;
 
-/// Queries NVML, which it opens for each query.
+/// Queries NVML, which it opens for each query; what a thread hears anyway it remembers.
 pub(super) struct NvmlWatch {
     options: Options,
     /// `None` if no thread could be started to receive errors.
@@ -58,6 +58,14 @@ impl GpuWatch for NvmlWatch {
             Err(error @ OccupancyError::Lost { .. }) => Some(error.to_string()),
             _ => None,
         }
+    }
+
+    fn busy_since(&self, gpu: &ProcessGpu, since: Instant) -> Option<(f64, f64)> {
+        let (watch, uuid) = self.errors.as_ref().zip(gpu.uuid.as_ref())?;
+        let percents = watch.busy_since(uuid, since);
+        let highest = *percents.iter().max()?;
+        let mean = f64::from(percents.iter().sum::<u32>()) / percents.len() as f64;
+        Some((mean, highest.into()))
     }
 
     fn errors_since(&self, gpu: &ProcessGpu, since: SystemTime) -> Vec<GpuError> {

@@ -102,7 +102,7 @@ pub use {
 #[doc(hidden)]
 pub use control::Lines;
 #[doc(hidden)]
-pub use cuda_cluster_machine::os::run_directory::forget_failed_start;
+pub use cuda_cluster_machine::os::run_directory::{forget_ended, forget_failed_start};
 #[doc(hidden)]
 pub use cuda_cluster_model::ids::SCHEDULER;
 #[doc(hidden)]
@@ -117,7 +117,8 @@ pub use launch::{Surroundings, launch};
 pub use paths::unusable_paths;
 #[doc(hidden)]
 pub use prepare::{
-    Prepared, check_here, check_interface, decide, examine, prepare, prepare_plan, prepare_whole,
+    Prepared, check_gpus, check_here, check_interface, decide, examine, prepare, prepare_plan,
+    prepare_whole,
 };
 #[doc(hidden)]
 pub use profile::profile_of;

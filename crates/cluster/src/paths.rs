@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_model::plan::{EngineKind, EnginePlan, Plan};
 use cuda_cluster_model::spec::{self, ClusterSpec};
 
@@ -114,7 +115,9 @@ fn named(plan: &Plan) -> Vec<Named<'_>> {
         EnginePlan::Dask(dask) => {
             let pools = plan.workers.iter().filter_map(|worker| worker.rmm.as_ref());
             let logs = pools.filter_map(|rmm| rmm.log_directory.as_deref()).next();
-            let tls = dask.tls.as_ref();
+            // What another machine hands on is written when the cluster starts.
+            let carried = Paths::of(&plan.name).carried();
+            let tls = dask.tls.as_ref().filter(|tls| !Path::new(&tls.key).starts_with(&carried));
             named.extend([
                 ("worker.local_directory", Use::WriteInto, dask.local_directory.as_deref()),
                 ("scheduler.file", Use::Write, dask.scheduler_file.as_deref()),

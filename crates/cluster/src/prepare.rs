@@ -1,5 +1,6 @@
 //! Turns a request into a plan that this machine can run.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
@@ -48,6 +49,10 @@ pub struct Prepared {
     /// The secret of the cluster that this one's workers join, if they are to know it.
     #[serde(default)]
     pub secret: Option<String>,
+    /// Texts of another machine's files that the processes read, by their names in
+    /// [`Paths::carried`].
+    #[serde(default)]
+    pub carried: BTreeMap<String, String>,
 }
 
 impl Prepared {
@@ -63,6 +68,7 @@ impl Prepared {
             preflight: Vec::new(),
             nccl: None,
             secret: None,
+            carried: BTreeMap::new(),
         }
     }
 
@@ -267,7 +273,7 @@ fn decide_by(
     let caller = with_files(caller, examined);
     let first = plan(machine, request, &caller)?;
     let ours = first.engine.kind() == EngineKind::Command && !first.machine.simulated;
-    if !ours || !is_here(&first, live) {
+    if !ours || check_gpus(&first, live).is_err() {
         return Ok((first, None));
     }
     let mut advice = advice(examined, &first);
@@ -319,12 +325,12 @@ fn fit(decided: Plan, examined: &Examined, own: bool) -> Result<Prepared, Prepar
     let live = &examined.topology;
     let prepared = if decided.machine.simulated {
         Prepared::simulated(decided, &probe::here(live))
-    } else if own || is_here(&decided, live) {
+    } else {
+        if !own {
+            check_gpus(&decided, live)?;
+        }
         let preflight = preflight::judge(&examined.evidence, live, Some(&decided));
         Prepared { preflight, ..Prepared::here(decided) }
-    } else {
-        let machine = decided.machine.name.unwrap_or_else(|| "that machine".to_owned());
-        return Err(PrepareError::Elsewhere { machine });
     };
     check_here(&prepared.launched)?;
     Ok(prepared)
@@ -369,13 +375,20 @@ fn can_listen(host: &str) -> io::Result<()> {
     TcpListener::bind(&*places).map(drop)
 }
 
-/// Whether all GPUs of a plan are in this machine, identified by UUID.
-fn is_here(plan: &Plan, live: &Topology) -> bool {
+/// Checks that all GPUs of a plan are in a machine, identified by UUID.
+///
+/// # Errors
+/// If one is not.
+pub fn check_gpus(plan: &Plan, live: &Topology) -> Result<(), PrepareError> {
     let has = |uuid: &GpuUuid| {
         live.gpus.iter().any(|gpu| {
             gpu.uuid.as_ref() == Some(uuid) || gpu.mig.iter().any(|part| part.uuid == *uuid)
         })
     };
     let mut gpus = plan.workers.iter().filter_map(|worker| worker.gpu.as_ref());
-    gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has))
+    if gpus.all(|gpu| gpu.uuid.as_ref().is_some_and(has)) {
+        return Ok(());
+    }
+    let machine = plan.machine.name.clone().unwrap_or_else(|| "that machine".to_owned());
+    Err(PrepareError::Elsewhere { machine })
 }

@@ -283,6 +283,12 @@ async fn begin(
         None => secret::fresh().map_err(UpError::secret)?.to_hex(),
     };
     directory.write_private(&paths.secret(), secret.as_bytes())?;
+    if !prepared.carried.is_empty() {
+        directory.make_private(&paths.carried())?;
+    }
+    for (name, text) in &prepared.carried {
+        directory.write_private(&paths.carried().join(name), text.as_bytes())?;
+    }
     Ok((launch, ranks))
 }
 

@@ -51,6 +51,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 
+use super::gpu::GpuWatch;
 use super::handle::{Ask, ControlRequest, Handle, RequestError, StartError};
 use super::readings::Readings;
 use super::{ClusterPhase, ClusterState, Escalation, Launch, ProcessState, Record, metrics};
@@ -89,9 +90,10 @@ impl Control {
         paths: &Paths,
         handle: Handle,
         launch: &Launch,
+        gpus: Option<Arc<dyn GpuWatch>>,
         began: SystemTime,
     ) -> Result<Self, StartError> {
-        serve(paths, handle, Arc::new(Readings::new(launch, paths, began)))
+        serve(paths, handle, Arc::new(Readings::new(launch, gpus, paths, began)))
             .map_err(|source| StartError::Control { path: paths.control(), source })
     }
 

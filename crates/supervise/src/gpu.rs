@@ -30,6 +30,13 @@ pub trait GpuWatch: Send + Sync + fmt::Debug {
         None
     }
 
+    /// How busy a GPU was, in percent: the mean and the highest of what was read after a moment;
+    /// `None` if nothing was. Does not block and reads nothing.
+    fn busy_since(&self, gpu: &ProcessGpu, since: Instant) -> Option<(f64, f64)> {
+        let _ = (gpu, since);
+        None
+    }
+
     /// Errors that the driver has reported for a GPU since a time (Xid events).
     fn errors_since(&self, gpu: &ProcessGpu, since: SystemTime) -> Vec<GpuError> {
         let _ = (gpu, since);

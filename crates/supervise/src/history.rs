@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::gpu::GpuWatch;
 use super::{Launch, ProcessPhase, ProcessState};
 use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -33,10 +34,15 @@ pub(super) struct Seen {
     connections: usize,
     /// Processor time that it has used.
     pub(super) used: Option<Duration>,
+    /// How busy its GPU was since the last reading.
+    gpu_busy: Figure,
 }
 
 impl Seen {
-    pub(super) fn of(process: &ProcessState) -> Self {
+    /// What a process's state says, and what `gpus` say of its GPU since a moment.
+    pub(super) fn of(process: &ProcessState, gpus: Option<&dyn GpuWatch>, since: Instant) -> Self {
+        // Of a process that is not there nothing is told, also not what others do on its GPU.
+        let gpu = process.gpu.as_ref().filter(|_| process.pid.is_some());
         let at_work = matches!(process.state, ProcessPhase::Ready | ProcessPhase::Unresponsive);
         Self {
             pid: process.pid,
@@ -49,6 +55,9 @@ impl Seen {
             pool_bytes: process.device_pool.filter(|_| at_work).map(|pool| pool.held_bytes),
             connections: process.peers.len(),
             used: None,
+            gpu_busy: Figure::over(
+                gpus.zip(gpu).and_then(|(gpus, gpu)| gpus.busy_since(gpu, since)),
+            ),
         }
     }
 }
@@ -138,6 +147,10 @@ const OF_WORKERS: [Column; 5] = [
     ("connections", |reading| reading.now.work.map(|_| reading.now.connections as f64)),
 ];
 
+/// What is known of workers with GPUs that a driver knows: the share of the time in which a kernel
+/// ran on the GPU, also one of another worker.
+const OF_GPUS: &str = "gpu_busy_percent";
+
 /// Writes the history of one cluster.
 #[derive(Debug)]
 pub(super) struct Recorder {
@@ -145,6 +158,8 @@ pub(super) struct Recorder {
     file: Option<File>,
     rings: Rings,
     columns: Vec<Column>,
+    /// Whether there is [`OF_GPUS`] after the columns.
+    has_gpus: bool,
     /// The clock of the events, which never goes back.
     began: (SystemTime, Instant),
     last: Instant,
@@ -152,21 +167,35 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub(super) fn new(launch: &Launch, paths: &Paths, began: SystemTime) -> Self {
+    /// `watches_gpus`: whether there is somebody who says how busy they are.
+    pub(super) fn new(
+        launch: &Launch,
+        watches_gpus: bool,
+        paths: &Paths,
+        began: SystemTime,
+    ) -> Self {
+        let has_gpus = watches_gpus && launch.processes().any(|spec| spec.gpu.is_some());
         let more: &[Column] = if launch.engine == EngineKind::Command { &[] } else { &OF_WORKERS };
         let columns = [&OF_PROGRAMS, more].concat();
         let names = launch.processes().map(|spec| spec.name.clone()).collect();
-        let figures = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let figures = columns.iter().map(|(name, _)| *name).chain(has_gpus.then_some(OF_GPUS));
+        let figures = figures.map(str::to_owned).collect();
         let now = Instant::now();
         Self {
             path: paths.history(),
             file: None,
             rings: Rings::new(Shape::new(names, figures)),
             columns,
+            has_gpus,
             began: (began, now),
             last: now,
             before: vec![Before::default(); launch.processes().count()],
         }
+    }
+
+    /// When it was last added to.
+    pub(super) fn last(&self) -> Instant {
+        self.last
     }
 
     /// Adds what was seen now, in the order of the launch.
@@ -182,13 +211,14 @@ impl Recorder {
         let at = self.began.0 + now.saturating_duration_since(self.began.1);
         let at = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let usual = self.rings.shape().levels[0].every_ms;
-        let mut figures = Vec::with_capacity(seen.len() * self.columns.len());
+        let mut figures = Vec::with_capacity(seen.len() * (self.columns.len() + 1));
         for (now, before) in seen.iter().zip(&mut self.before) {
             let was = *before;
             before.update(now);
             let before = Before { rates: before.rates, ..was };
             let reading = Reading { now, before: &before, seconds: since.as_secs_f64().max(0.001) };
             figures.extend(self.columns.iter().map(|(_, read)| Figure::of(read(&reading))));
+            figures.extend(self.has_gpus.then_some(now.gpu_busy));
         }
         Span {
             at: u64::try_from(at).unwrap_or(u64::MAX),
@@ -240,9 +270,13 @@ mod tests {
     const TEN: Duration = Duration::from_secs(10);
 
     fn recorder(paths: &Paths) -> Recorder {
+        recorder_of(json!(null), true, paths)
+    }
+
+    fn recorder_of(gpu: serde_json::Value, watches_gpus: bool, paths: &Paths) -> Recorder {
         let worker = json!({
             "name": "gpu0", "program": Program::default(), "ready": "said",
-            "memory_limit_bytes": null, "gpu": null,
+            "memory_limit_bytes": null, "gpu": gpu,
         });
         let launch = json!({
             "name": "demo", "engine": "native", "simulated": true, "strict": false,
@@ -250,7 +284,8 @@ mod tests {
         });
         let launch: Launch = serde_json::from_value(launch).expect("a launch");
         // At the beginning of a minute: what ends with one is in the coarser levels too.
-        Recorder::new(&launch, paths, UNIX_EPOCH + Duration::from_secs(1_800_000_000))
+        let began = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        Recorder::new(&launch, watches_gpus, paths, began)
     }
 
     /// This process as a worker that has answered so.
@@ -263,6 +298,7 @@ mod tests {
             pool_bytes: None,
             connections: 3,
             used: process::cpu_time(std::process::id()),
+            gpu_busy: Figure::over(Some((30.0, 50.0))),
         }
     }
 
@@ -311,6 +347,29 @@ mod tests {
         assert!(resident > 1e6, "{resident}");
         let mode = std::fs::metadata(paths.history()).expect("a file").mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn the_use_of_gpus_has_its_place_only_where_somebody_tells_it() {
+        let gpu = || json!({ "index": 0, "uuid": null, "pci": null });
+        let figures = |mut recorder: Recorder, paths: &Paths| {
+            let began = recorder.last;
+            recorder.add(began + TEN, &[seen(1, 1)]);
+            let unknown = Seen { gpu_busy: Figure::UNKNOWN, ..seen(2, 2) };
+            recorder.add(began + TEN * 2, &[unknown]);
+            read(paths).curves(None, None, 100).processes.remove(0).figures
+        };
+        let folder = tempfile::tempdir().expect("a directory");
+        let paths = Paths::at(folder.path());
+        let known = figures(recorder_of(gpu(), true, &paths), &paths);
+        let busy = &known[OF_GPUS];
+        assert_eq!(busy.mean, [Some(30.0), None]);
+        assert_eq!(busy.highest, [Some(50.0), None]);
+        assert_eq!(known["spilled_bytes"].mean, [Some(70.0); 2], "the others are where they were");
+        // Simulated GPUs, and none.
+        for other in [recorder_of(gpu(), false, &paths), recorder_of(json!(null), true, &paths)] {
+            assert!(!figures(other, &paths).contains_key(OF_GPUS));
+        }
     }
 
     #[test]

@@ -4,14 +4,15 @@
 //! *Invariant:* a reading is of the process that it is told of, and old enough for a rate.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::watch;
 
+use super::gpu::GpuWatch;
 use super::history::{Recorder, Seen};
 use super::state::CpuReading;
-use super::{ClusterState, Launch};
+use super::{ClusterState, Launch, ProcessState};
 use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::run_directory::Paths;
 
@@ -47,19 +48,29 @@ impl Kept {
 pub(super) struct Readings {
     kept: Mutex<Kept>,
     recorder: Mutex<Recorder>,
+    gpus: Option<Arc<dyn GpuWatch>>,
 }
 
 impl Readings {
-    pub(super) fn new(launch: &Launch, paths: &Paths, began: SystemTime) -> Self {
-        let recorder = Mutex::new(Recorder::new(launch, paths, began));
-        Self { kept: Mutex::default(), recorder }
+    /// Of a cluster that has just begun, whose GPUs these watch.
+    pub(super) fn new(
+        launch: &Launch,
+        gpus: Option<Arc<dyn GpuWatch>>,
+        paths: &Paths,
+        began: SystemTime,
+    ) -> Self {
+        let recorder = Mutex::new(Recorder::new(launch, gpus.is_some(), paths, began));
+        Self { kept: Mutex::default(), recorder, gpus }
     }
 
     /// Reads the processes now and then. Never ends.
     pub(super) async fn keep(&self, state: watch::Receiver<ClusterState>) {
         loop {
             tokio::time::sleep(EVERY).await;
-            let mut seen: Vec<Seen> = state.borrow().processes().map(Seen::of).collect();
+            let since = self.recorder().last();
+            let gpus = self.gpus.as_deref();
+            let of = |process: &ProcessState| Seen::of(process, gpus, since);
+            let mut seen: Vec<Seen> = state.borrow().processes().map(of).collect();
             let mut used = Used::new();
             for one in &mut seen {
                 one.used = one.pid.and_then(process::cpu_time);
@@ -67,8 +78,12 @@ impl Readings {
             }
             let now = Instant::now();
             self.kept().add(now, used);
-            self.recorder.lock().unwrap_or_else(PoisonError::into_inner).add(now, &seen);
+            self.recorder().add(now, &seen);
         }
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Recorder> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {

@@ -136,6 +136,7 @@ impl ClusterState {
             cpus: spec.program.binding.cpus.clone(),
             mems: spec.program.binding.mems.clone(),
             asked: spec.program.binding.clone(),
+            memory_limit_bytes: spec.memory_limit_bytes,
             containment,
             last_exit: None,
             step: None,
@@ -220,6 +221,9 @@ pub struct ProcessState {
     pub mems: Option<NodeSet>,
     /// The requested binding.
     pub asked: Binding,
+    /// The limit of its memory that holds here; the plan's may be for another machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
     /// How its descendants are contained.
     pub containment: Containment,
     /// How its last process ended.

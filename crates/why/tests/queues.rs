@@ -101,18 +101,22 @@ fn a_result_that_does_not_come_names_who_has_it_and_a_paused_worker_why() {
         from: "gpu0".to_owned(),
         for_ms: 41_000,
         tasks: 2,
+        bytes: Some(128 << 20),
     };
     let mut tasks = Tasks { placed: vec![placed(false)], ..Tasks::default() };
     tasks.fetches = vec![fetch];
     let (standing, cause, odd, text) = told(&cluster(None, tasks.clone()));
     assert_eq!((standing, cause, odd.as_str()), (Standing::Waiting, Some(Kind::Peer), "gpu0"));
-    assert!(text.contains("gpu1 has fetched object 3:4 from gpu0 for 41 s now"), "{text}");
+    assert!(
+        text.contains("gpu1 has been fetching object 3:4 (128 MiB) from gpu0 for 41 s"),
+        "{text}"
+    );
     assert!(text.contains("for which 2 tasks wait there"), "{text}");
     let mut stopped = cluster(None, tasks);
     stopped.processes[1].state = State::Stopped;
     let (_, cause, odd, text) = told(&stopped);
     assert_eq!((cause, odd.as_str()), (Some(Kind::Stopped), "gpu0"));
-    assert!(text.contains("gpu1 has fetched object 3:4 from gpu0"), "{text}");
+    assert!(text.contains("gpu1 has been fetching object 3:4 (128 MiB) from gpu0"), "{text}");
     let why = "Dask has paused, because its memory is full".to_owned();
     let paused = vec![Paused { rank: "gpu1".to_owned(), why }];
     let paused = Tasks { placed: vec![placed(false)], paused, ..Tasks::default() };

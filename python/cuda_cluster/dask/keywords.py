@@ -40,6 +40,10 @@ NOT_ITS_OWN = set(
 #: Flags of `cuda-cluster up` that are keywords here under their own names.
 FLAGS = [name for name in accepted.FLAGS if name not in NOT_ITS_OWN]
 
+#: What takes a process long to import, and has nothing to do with GPUs. Who has loaded it will send graphs
+#: with it: the scheduler imports it when it is READY, beside its work.
+HEAVY = "numpy pandas dask.array dask.bag dask.dataframe scipy.sparse sklearn xgboost".split()
+
 #: The largest number that the program reads.
 LARGEST = 2**32 - 1
 
@@ -301,6 +305,9 @@ def common(request: Request, keywords: dict[str, Any]) -> None:
         of_nannies = nanny_environment()
     if of_nannies:
         request.specs.append({"worker": {"env": of_nannies}})
+    loaded = [name for name in HEAVY if name in sys.modules]
+    if loaded:
+        request.specs.append({"dask": {"config": {"cuda-cluster.imports": repr(loaded)}}})
     here = set_here()
     if here:
         request.specs.append({"dask": {"config": here}})

@@ -197,7 +197,18 @@ impl Seen {
     /// The plan at hand, and a finding if there is none.
     fn plan(&self, arguments: &Arguments) -> Result<(Option<Plan>, Option<Finding>), Failure> {
         if let Some(path) = &arguments.plan {
-            return Ok((Some(plan::load(path)?), None));
+            let plan = plan::load(path)?;
+            let topology = match self {
+                Seen::Here(examined) => examined.as_ref().ok().map(|examined| &examined.topology),
+                Seen::Recorded(record) => Some(&record.topology),
+            };
+            let topology = topology.filter(|_| !plan.machine.simulated);
+            let elsewhere = topology.and_then(|it| cluster::check_gpus(&plan, it).err());
+            let finding = elsewhere.map(|error| {
+                let finding = Finding::tried("plan", Severity::Error, error.to_string());
+                finding.remedy(error.hint().unwrap_or_default())
+            });
+            return Ok((Some(plan), finding));
         }
         let request = arguments.asked.request()?;
         if request.spec.topology.is_some() {

@@ -177,9 +177,7 @@ impl View<'_> {
             Cell::Gpu => plain(process.gpu.as_ref().map(|gpu| gpu.index.to_string())),
             Cell::Cpu => plain(figures.cpus.map(percent)),
             Cell::Memory(bar, limit) => {
-                let planned = self.picture.planned(&process.name);
-                let most = planned.and_then(|worker| worker.memory_limit_bytes);
-                self.amount(figures.resident_bytes, most, bar, limit)
+                self.amount(figures.resident_bytes, process.memory_limit_bytes, bar, limit)
             }
             Cell::GpuMemory(bar, limit) => match (gauges, process.device_pool) {
                 (Some(gauges), _) => self.amount(gauges.used_bytes, gauges.total_bytes, bar, limit),

@@ -5,15 +5,22 @@
 //!
 //! *Invariant:* nothing outlives standard input.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead as _, Read as _};
+use std::time::Duration;
 
 use super::audience::{in_parts, tell_elsewhere};
-use super::{Audience, Owner, Purpose, Signals, attend, prepare};
+use super::{Audience, Owner, Purpose, Signals, attend, noted, prepare};
 use crate::cli::failure::{Exit, Failure};
-use crate::cli::{reach, screen};
-use crate::cluster::hosts::{Assignment, LONGEST_ASSIGNMENT, QUESTION, SECRET_FILE, Said};
-use crate::cluster::{self, Lifetime, Paths};
-use crate::spec::Request;
+use crate::cli::{doctor, reach, screen};
+use crate::cluster::hosts::{
+    Assignment, LONGEST_ASSIGNMENT, QUESTION, SECRET_FILE, Said, TlsTexts,
+};
+use crate::cluster::{self, Lifetime, Paths, Prepared};
+use crate::spec::{Request, TlsSpec};
+
+/// How long after the scheduler the end of standard input may be noticed if both have one cause.
+const APART: Duration = Duration::from_secs(3);
 
 /// Brings up the workers of this machine, until standard input is closed.
 pub(in crate::cli) fn run() -> Result<Exit, Failure> {
@@ -47,10 +54,26 @@ fn assignment() -> Result<Option<Assignment>, Failure> {
     })
 }
 
+/// The files that hold these texts here, by name, which are those of the spec from now on.
+fn carried(texts: TlsTexts, paths: &Paths, tls: &mut TlsSpec) -> BTreeMap<String, String> {
+    let TlsTexts { ca_file, cert, key } = texts;
+    let files = [
+        (&mut tls.ca_file, "ca.pem", ca_file),
+        (&mut tls.cert, "cert.pem", cert),
+        (&mut tls.key, "key.pem", key),
+    ];
+    let named = files.into_iter().map(|(path, name, text)| {
+        *path = Some(paths.carried().join(name).display().to_string());
+        (name.to_owned(), text)
+    });
+    named.collect()
+}
+
 fn bring_up(assignment: Assignment) -> Result<Exit, Failure> {
-    let Assignment { mut spec, secret } = assignment;
+    let Assignment { mut spec, secret, machine, tls, preflight } = assignment;
+    let paths = Paths::of(&spec.name.clone().unwrap_or_default());
+    let carried = tls.map(|texts| carried(texts, &paths, &mut spec.tls)).unwrap_or_default();
     if secret.is_some() {
-        let paths = Paths::of(&spec.name.clone().unwrap_or_default());
         let config = spec.dask.config.get_or_insert_default();
         let file = || paths.secret().display().to_string();
         config.entry(SECRET_FILE.to_owned()).or_insert_with(file);
@@ -63,16 +86,30 @@ fn bring_up(assignment: Assignment) -> Result<Exit, Failure> {
             let _ = tell_elsewhere(&Said::Alive);
         }
     })?;
-    let mut prepared = prepare(&request)?;
-    prepared.secret = secret;
+    let prepared = match &machine {
+        // Its description is where the scheduler is.
+        Some(_) => noted(cluster::prepare(&request, machine.as_ref()), &request)?,
+        None => prepare(&request)?,
+    };
+    if preflight {
+        doctor::refuse(&prepared.launched)?;
+    }
+    let prepared = Prepared { secret, carried, ..prepared };
     let name = prepared.plan.name.clone();
     let runtime = reach::runtime()?;
     let signals = runtime.block_on(async { Signals::new() })?;
     let purpose = Purpose { lifetime: Lifetime::Owned, proof: false };
+    // A start that is refused because others have the name leaves these alone.
+    let is_theirs = Paths::of(&name).is_alive();
     let mut ready = false;
     let ended = attend(prepared, purpose, Audience::Elsewhere, signals, &mut owner, &mut ready);
     let ended = runtime.block_on(ended);
-    if !ready {
+    // Workers may miss the scheduler first, or leave with it; why is then kept here.
+    let is_kept = (ready || !is_theirs) && Paths::of(&name).root().exists();
+    if is_kept && runtime.block_on(owner.goes_within(APART)) {
+        // Nobody comes to ask: where the scheduler was, all has ended.
+        cluster::forget_ended(&name);
+    } else if !ready {
         cluster::forget_failed_start(&name);
     }
     ended

@@ -122,6 +122,9 @@ fn bring_up(arguments: &Arguments) -> Result<Exit, Failure> {
     };
     if arguments.preflight {
         doctor::refuse(&prepared.launched)?;
+        if let EnginePlan::Dask(dask) = &mut prepared.plan.engine {
+            dask.preflight = true;
+        }
     }
     // Dask's workers verify their own connections.
     prepared.to_be_verified =

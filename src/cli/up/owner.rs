@@ -4,6 +4,7 @@
 //! hold its end of standard input open.
 
 use std::io::{self, BufRead as _, Read as _};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -14,31 +15,40 @@ use crate::os::pidfd;
 const PIECE: u64 = 4096;
 
 /// Whoever owns the cluster; nobody is there for ever.
-pub(super) struct Owner(Option<(Option<u32>, oneshot::Receiver<()>)>);
+pub(super) struct Owner {
+    watched: Option<(Option<u32>, oneshot::Receiver<()>)>,
+    has_gone: bool,
+}
 
 impl Owner {
     /// Watches the process of that number, and standard input.
     pub(super) fn watch(pid: Option<u32>) -> Result<Self, Failure> {
-        let Some(pid) = pid else { return Ok(Self(None)) };
+        let Some(pid) = pid else { return Ok(Self { watched: None, has_gone: false }) };
         // What the owner writes has no meaning.
         let closed = until_closed(|_| ())?;
-        Ok(Self(Some((Some(pid), closed))))
+        Ok(Self { watched: Some((Some(pid), closed)), has_gone: false })
     }
 
     /// Watches standard input alone, of which each line is given to `heard`: the owner is on
     /// another machine.
     pub(super) fn elsewhere(heard: impl Fn(&[u8]) + Send + 'static) -> Result<Self, Failure> {
-        Ok(Self(Some((None, until_closed(heard)?))))
+        Ok(Self { watched: Some((None, until_closed(heard)?)), has_gone: false })
     }
 
     /// Waits for its end, which comes once. Dropping the future loses nothing.
     pub(super) async fn gone(&mut self) {
-        let Some((pid, closed)) = &mut self.0 else { return std::future::pending().await };
+        let Some((pid, closed)) = &mut self.watched else { return std::future::pending().await };
         tokio::select! {
             () = ended(*pid) => {}
             _ = closed => {}
         }
-        self.0 = None;
+        self.watched = None;
+        self.has_gone = true;
+    }
+
+    /// Whether it has gone, or goes in this time.
+    pub(super) async fn goes_within(&mut self, time: Duration) -> bool {
+        self.has_gone || tokio::time::timeout(time, self.gone()).await.is_ok()
     }
 }
 

@@ -1,6 +1,6 @@
 // Charts over time, by uPlot.
 
-import { bytes, clock, h, isDeath, rate } from "./model.js";
+import { bytes, clock, h, isDeath, percent, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
 export const MOST_LINES = 8;
@@ -54,6 +54,13 @@ export class Charts {
     };
     this.draw("CPUs in use", times, of("cpus"), (value) => value?.toFixed(2), model, 0.2);
     this.draw("Resident memory", times, of("resident_bytes"), bytes, model);
+    const gpus = [...new Set(model.workers.map((worker) => worker.gpu?.index).filter((index) => model.last.gpus[index]?.busy_percent != null))];
+    const busy = (figures, index) => figures.gpus[index]?.busy_percent ?? null;
+    const mean = (known) => (known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null);
+    const use = gpus.length <= MOST_LINES
+      ? gpus.map((index) => [`GPU${index}`, model.figures.map((figures) => busy(figures, index))])
+      : [["mean of GPUs", model.figures.map((figures) => mean(gpus.map((index) => busy(figures, index)).filter((value) => value != null)))]];
+    if (gpus.length) this.draw("GPU use", times, use, percent, model, 100);
     if (model.figures.some((figures) => figures.tasks)) {
       const total = (figures, key) => figures.tasks?.workers.reduce((sum, worker) => sum + worker[key], 0) ?? null;
       const done = model.figures.map((figures) => total(figures, "finished"));
@@ -117,6 +124,12 @@ export class Charts {
       }
       if (chosen() !== null) line(plot, chosen() / 1000, "--accent", []);
     };
+    // Where the legend stands while nobody points: at the chosen moment, if it is shown, or at the newest.
+    const rest = (plot) => {
+      const [at, times] = [chosen(), plot.data[0]];
+      const [last, found] = [times.length - 1, at === null ? -1 : times.findLastIndex((one) => one * 1000 <= at)];
+      return found < 0 || at > times[last] * 1000 ? last : found;
+    };
     let dragged = false;
     const selected = (plot) => {
       const { left, width } = plot.select;
@@ -137,8 +150,8 @@ export class Charts {
       scales: { x: shown ? { range: () => shown() } : {}, y: { range: (_, low, high) => [0, Math.max(least, (high ?? 0) * 1.1) || 1] } },
       axes: [{ ...axis, size: 28, space: 80, incrs: SECONDS, values: (_, times) => times.map((at) => moment(at * 1000)) }, { ...axis, size: 64, ...(marks ?? { incrs: format === bytes ? POWERS : undefined, values: (_, values) => values.map((value) => format(value) ?? "") }) }],
       series: [
-        { label: "At", value: (plot, at) => (at != null ? moment(at * 1000) : shown || chart.model.end ? moment(plot.data[0].at(-1) * 1000) : "now") },
-        ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (plot, value, of, at) => { const shown = at == null ? latest(plot.data[of]) : value; return shown == null ? "–" : format(shown); } })),
+        { label: "At", value: (plot, at) => (at != null ? moment(at * 1000) : shown || chosen() !== null || chart.model.end ? moment(plot.data[0][rest(plot)] * 1000) : "now") },
+        ...series.map(([name], at) => ({ label: name, stroke: colour(`--line${at % 8}`), width: 1.6, points: { show: false }, value: (plot, value, of, at) => { const shown = at == null ? resting(plot.data[of], rest(plot)) : value; return shown == null ? "–" : format(shown); } })),
       ],
       hooks: { draw: [lines], setSelect: [selected], ready: [clicked] },
     }, data, box);
@@ -157,7 +170,7 @@ function perFunction(figures, times) {
   });
 }
 
-/** What a line shows now; the native scheduler may leave out one reading. */
-function latest(values) {
-  return values.at(-1) ?? values.at(-2);
+/** What a line shows there; of the newest, the native scheduler may leave out one reading. */
+function resting(values, place) {
+  return values[place] ?? (place === values.length - 1 ? values[place - 1] : null);
 }

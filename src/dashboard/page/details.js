@@ -1,31 +1,31 @@
 // What is known of a selected worker, GPU or NIC.
 
 import { bytes, clock, h, rate, sentence } from "./model.js";
+import { cursor } from "./log_view.js";
 import { gpuFigures } from "./machine.js";
 import { profile } from "./profile.js";
 
 /** Most lines and characters of a log that are kept on the page. */
 const LOG_LINES = 1000;
 const LOG_LENGTH = 512 * 1024;
+const FOLLOW_MS = 1000;
+/** Answers for new lines at a time; of more, the newest are shown alone. */
+const FOLLOWED = 4;
 
 export class Details {
   constructor(place, actions) {
     this.place = place;
     this.actions = actions;
     this.open = new Set(["Why", "Log"]);
-    // A browser has few connections to a server, for all of its windows: one that nobody sees leaves them to others.
-    document.addEventListener("visibilitychange", () => {
-      if (document.hidden) this.news?.close();
-      else this.resume?.();
-    });
+    document.addEventListener("visibilitychange", () => this.follow());
+    setInterval(() => this.follow(), FOLLOW_MS);
   }
 
   /** Shows something else; `name` is a worker, `GPU3`, `NIC0` or null. */
   show(model, name) {
     this.name = name;
     this.facts = null;
-    this.news?.close();
-    this.resume = null;
+    this.log = null;
     this.place.hidden = !name;
     if (!name) return;
     const process = model.process(name);
@@ -44,8 +44,8 @@ export class Details {
     if (process) {
       const log = h("pre", { class: "log", tabindex: 0, "aria-label": `log of ${name}` });
       this.section("Log", log);
-      this.resume = () => this.follow(name, log);
-      this.resume();
+      this.log = { name, place: log, after: null, length: 0, unfinished: [], asking: false };
+      this.follow();
       this.section("Profile", profile(() => this.actions.profile(name)));
       const ends = h("div");
       this.section("Restarts and crashes", ends);
@@ -67,32 +67,56 @@ export class Details {
       rejected.length ? h("ul", {}, rejected.map(({ what, why }) => h("li", { class: "muted" }, h("code", {}, what), `: ${why}`))) : null)));
   }
 
-  /** Shows the end of a log, and what is written to it. What is there already stays, and with it a selection. */
-  follow(name, place) {
-    const line = ({ at, text }) => h("span", {}, `${clock(at)}${at.slice(19, 23)}  ${text.replace(/\x1b\[[0-9;:]*m/g, "")}\n`);
-    let [length, unfinished] = [0, null];
-    this.news = new EventSource(this.actions.url(`logs/${encodeURIComponent(name)}`));
-    this.news.addEventListener("log", (event) => {
-      const news = JSON.parse(event.data);
-      const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-      unfinished?.remove();
-      if (news.begins) {
-        place.replaceChildren();
-        length = 0;
+  /** Asks for the end of the log, or what is new of it, as the view of all logs does. */
+  async follow() {
+    const { log } = this;
+    if (!log || log.asking || document.hidden) return;
+    log.asking = true;
+    try {
+      for (let pages = 0; pages < FOLLOWED; pages += 1) {
+        const begins = log.after === null;
+        const told = await this.actions.read(`log?${new URLSearchParams({ process: log.name, ...(begins ? {} : { after: log.after }) })}`);
+        if (log !== this.log) return;
+        log.after = cursor(told.bottom) || log.after || "";
+        this.add(log, told, begins);
+        if (begins || told.done) return;
       }
-      const lines = news.lines.map(line);
-      if (news.left_out) lines.unshift(h("span", { class: "muted" }, `[${news.left_out} lines were too many to be shown]\n`));
-      length += lines.reduce((sum, one) => sum + one.textContent.length, 0);
-      unfinished = news.unfinished ? line(news.unfinished) : null;
-      place.append(...lines, ...(unfinished ? [unfinished] : []));
-      // Somebody who reads or has selected something keeps it for as long as there is room for twice as much.
-      const room = atEnd && getSelection().isCollapsed ? 1 : 2;
-      while (place.childElementCount > LOG_LINES * room || length > LOG_LENGTH * room) {
-        length -= place.firstElementChild.textContent.length;
-        place.firstElementChild.remove();
-      }
-      if (atEnd) place.scrollTop = place.scrollHeight;
-    });
+      // Faster than anyone can read.
+      log.after = null;
+      log.skips = true;
+    } catch {
+      // It is asked again.
+    } finally {
+      log.asking = false;
+    }
+  }
+
+  /** Shows lines. What is there already stays, and with it a selection. */
+  add(log, told, begins) {
+    const { place } = log;
+    const line = ({ at, text, more }) => h("span", {}, `${clock(at)}${at.slice(19, 23)}  ${text}${more ? `… (${more} more bytes)` : ""}\n`);
+    const unfinished = JSON.stringify(told.unfinished);
+    if (!begins && !told.lines.length && unfinished === log.key) return;
+    log.key = unfinished;
+    const atEnd = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
+    for (const one of log.unfinished) one.remove();
+    if (begins) {
+      place.replaceChildren();
+      log.length = 0;
+    }
+    const lines = told.lines.map(line);
+    if (log.skips) lines.unshift(h("span", { class: "muted" }, "[lines before these were too many to be shown]\n"));
+    log.skips = false;
+    log.length += lines.reduce((sum, one) => sum + one.textContent.length, 0);
+    log.unfinished = told.unfinished.map(line);
+    place.append(...lines, ...log.unfinished);
+    // Somebody who reads or has selected something keeps it for as long as there is room for twice as much.
+    const room = atEnd && getSelection().isCollapsed ? 1 : 2;
+    while (place.childElementCount > LOG_LINES * room || log.length > LOG_LENGTH * room) {
+      log.length -= place.firstElementChild.textContent.length;
+      place.firstElementChild.remove();
+    }
+    if (atEnd) place.scrollTop = place.scrollHeight;
   }
 
   async crashes(model, name) {
@@ -137,10 +161,10 @@ export class Details {
       ["GPU", planned?.gpu ? `${planned.gpu.index}${planned.gpu.pci ? ` at ${planned.gpu.pci}` : ""}` : null],
       ["CPUs", `${process.cpus ?? "any"}${figures.cpus != null ? `, ${figures.cpus.toFixed(2)} in use` : ""}`],
       ["Memory nodes", process.mems],
-      ["Memory", `${bytes(figures.resident_bytes)}${planned?.memory_limit_bytes ? ` of ${bytes(planned.memory_limit_bytes)}` : ""}`],
+      ["Memory", `${bytes(figures.resident_bytes)}${process.memory_limit_bytes ? ` of ${bytes(process.memory_limit_bytes)}` : ""}`],
       ["Device pool", pool ? `${bytes(pool.used_bytes)} of ${bytes(pool.held_bytes)} in ${pool.slabs} slabs` : null],
       ["Tasks", dask ? `${dask.processing} at the worker, ${dask.kept} results kept` : tasks ? `${tasks.in_flight} in flight, ${tasks.queued} queued, ${tasks.finished} finished` : null],
-      ["Transfers", dask ? `${dask.transfers} from other workers${dask.incoming_bytes ? `, ${bytes(dask.incoming_bytes)} on their way` : ""}` : null],
+      ["Transfers", dask ? `${dask.transfers} from other workers${dask.incoming_bytes ? `, ${bytes(dask.incoming_bytes)} on their way` : ""}${dask.sent_bytes == null ? "" : `; ${bytes(dask.sent_bytes)} sent to workers and clients`}` : null],
       ["NICs", planned?.nics.join(", ")],
       ["Missing ports", process.missing_ports?.map(({ port, why }) => `${port}: ${why}`).join("; ")],
       ["Lanes", [...lanes].join("; ")],

@@ -377,6 +377,6 @@ export class LogView {
 }
 
 /** Places in several logs, as a request names them. */
-function cursor(places) {
+export function cursor(places) {
   return Object.entries(places).map(([process, place]) => `${process}:${place}`).join(",");
 }

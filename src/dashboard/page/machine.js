@@ -78,7 +78,7 @@ export class Machine {
     }
     // Beside a long name there is no room for more; the mark and the colour tell the same.
     if (now.textContent && !fits(part, now)) now.textContent = "";
-    const limit = model.planned(worker.name)?.memory_limit_bytes;
+    const limit = worker.memory_limit_bytes;
     gauge(part, limit ? (figures?.resident_bytes ?? 0) / limit : 0);
     part.setAttribute("aria-label", `${spoken(part)}, ${word}`);
   }

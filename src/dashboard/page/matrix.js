@@ -18,17 +18,21 @@ export class Matrix {
   update(model) {
     const count = model.workers.length;
     const names = model.workers.map((worker) => worker.name).join(" ");
-    if (this.names !== names || this.room !== this.place.clientWidth) this.build(model, count);
-    [this.names, this.room] = [names, this.place.clientWidth];
+    const room = this.place.clientWidth;
+    // Thousands of pairs take long, and most news are of something else.
+    const known = [names, room, model, model.state, model.lanes, model.measured, model.verification, model.last.tasks, model.end, model.chosen, this.at];
+    if (known.every((one, at) => one === this.known?.[at])) return;
+    if (this.names !== names || this.room !== room) this.build(model, count);
+    Object.assign(this, { names, room, known });
     this.choices(model);
     const kinds = new Set();
     for (const [key, cell] of this.cells ?? []) {
-      const [a, b] = key.split(" ").map(Number);
-      const pair = model.pair(a, b);
+      const pair = model.pair(cell.a, cell.b);
       const kind = pair.bad ? "bad" : pair.stale ? "stale" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
       kinds.add(kind);
       const name = `cell ${kind}${this.at === key ? " at" : ""}`;
-      if (cell.rect.getAttribute("class") !== name) cell.rect.setAttribute("class", name);
+      if (cell.name !== name) cell.rect.setAttribute("class", name);
+      cell.name = name;
       if (cell.text) {
         const words = pair.bad ? "!" : pair.rate != null ? figure(pair.rate) : "";
         if (cell.text.textContent !== words) cell.text.textContent = words;
@@ -86,7 +90,7 @@ export class Matrix {
         rect.addEventListener("click", choose);
         rect.addEventListener("pointerenter", choose);
         svg.append(rect, ...(text ? [text] : []));
-        this.cells.set(`${a} ${b}`, { rect, text });
+        this.cells.set(`${a} ${b}`, { a, b, rect, text });
       });
     });
     svg.addEventListener("keydown", (event) => {

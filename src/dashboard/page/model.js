@@ -81,8 +81,14 @@ export class Model {
   }
 
   process(name) {
-    return this.processes.find((process) => process.name === name);
+    return this.byName().get(name);
   }
+
+  /** The processes by name, for those who ask of each pair of many. */
+  byName = lookUp(() => this.state, () => new Map(this.processes.map((process) => [process.name, process])));
+
+  /** What tasks moved between workers, by sender and receiver. */
+  byPair = lookUp(() => this.last.tasks, (tasks) => new Map(tasks?.links.map((link) => [`${link.from} ${link.to}`, link])));
 
   planned(name) {
     return this.about?.plan.workers.find((worker) => worker.name === name);
@@ -126,7 +132,7 @@ export class Model {
     const measured = this.measured?.get(`${from} ${to}`) ?? [];
     const current = this.isAsMeasured(from) && this.isAsMeasured(to);
     const rows = current ? measured : [];
-    const seen = this.last.tasks?.links.find((link) => link.from === from && link.to === to);
+    const seen = this.byPair().get(`${from} ${to}`);
     const [row, shown] = [rows.at(-1), this.shows === "measured"];
     const rate = shown ? measured.at(-1)?.gb_per_s : seen && seen.quartiles[1] / 1e9;
     return {
@@ -194,6 +200,16 @@ export class Model {
   }
 }
 
+/** A table that is made anew when what it is made of is another. */
+function lookUp(of, make) {
+  let [made, table] = [undefined, make()];
+  return () => {
+    const now = of();
+    if (now !== made) [made, table] = [now, make(now)];
+    return table;
+  };
+}
+
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value) {
@@ -201,6 +217,10 @@ export function bytes(value) {
   let at = 0;
   while (value >= 1024 && at < BINARY.length - 1) [value, at] = [value / 1024, at + 1];
   return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${BINARY[at]}`;
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? "–" : `${Math.round(value)} %`;
 }
 
 /** Bytes per second, in the decimal units of links. */
@@ -211,9 +231,18 @@ export function rate(value) {
   return `${Math.round(value / 1e3)} kB/s`;
 }
 
+/** Made once, because that takes long. */
+const CLOCK = new Intl.DateTimeFormat([], { hour: "numeric", minute: "numeric", second: "numeric", hour12: false });
+
 /** A time as the browser's clock shows it; from milliseconds or a record's text. */
 export function clock(at) {
-  return new Date(at).toLocaleTimeString([], { hour12: false });
+  const date = new Date(at);
+  return Number.isNaN(date.getTime()) ? "–" : CLOCK.format(date);
+}
+
+/** The same with its day. */
+export function dayAndClock(at) {
+  return `${new Date(at).toLocaleDateString([], { year: "numeric", month: "short", day: "numeric" })} ${clock(at)}`;
 }
 
 export function span(ms) {

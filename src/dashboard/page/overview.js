@@ -1,9 +1,7 @@
 // All clusters of this user, the hosts that have joined them, and this machine's GPUs and NICs with who holds them.
 
 import { write } from "./address.js";
-import { STANDINGS, bytes, clock, h, span } from "./model.js";
-
-const EVERY_MS = 5000;
+import { STANDINGS, bytes, clock, dayAndClock, h, span } from "./model.js";
 
 const TONES = { ready: ["good", "●", "READY"], degraded: ["bad", "✕", "degraded"], failed: ["bad", "✕", "failed"], recovering: ["bad", "↻", "recovering"], unresponsive: ["bad", "!", "not answering"], stopped: ["off", "■", "ended"] };
 
@@ -48,35 +46,16 @@ export class Overview {
   constructor(place, say) {
     [this.place, this.say] = [place, say];
     this.shown = false;
-    setInterval(() => this.read(), EVERY_MS);
-    document.addEventListener("visibilitychange", () => this.read());
   }
 
   show() {
     this.shown = true;
     this.place.hidden = false;
-    this.read();
   }
 
   hide() {
     this.shown = false;
     this.place.hidden = true;
-  }
-
-  /** Asks only while somebody looks. */
-  async read() {
-    if (!this.shown || document.hidden || this.reading) return;
-    this.reading = true;
-    try {
-      const response = await fetch("api/overview");
-      const told = await response.json();
-      if (!response.ok) throw new Error(told.error);
-      if (this.shown) this.draw(told);
-    } catch (error) {
-      if (this.shown) this.say(`What there is can't be read: ${error.message}`);
-    } finally {
-      this.reading = false;
-    }
   }
 
   draw({ clusters, unreadable, machine }) {
@@ -144,7 +123,7 @@ function since(one) {
 /** A time, with its day unless that is today. */
 function moment(at) {
   const [day, today] = [new Date(at).toDateString(), new Date().toDateString()];
-  return day === today ? clock(at) : `${new Date(at).toLocaleDateString()} ${clock(at)}`;
+  return day === today ? clock(at) : dayAndClock(at);
 }
 
 /** Links to workers; those of a cluster come together. */

@@ -7,7 +7,7 @@ import { legend, zone } from "./legend.js";
 import { LogView } from "./log_view.js";
 import { Machine } from "./machine.js";
 import { Matrix } from "./matrix.js";
-import { Model, bytes, clock, h, sentence, span, visible } from "./model.js";
+import { Model, bytes, clock, h, percent, sentence, span, visible } from "./model.js";
 import { Notifier } from "./notify.js";
 import { Overview } from "./overview.js";
 import { Preflight } from "./preflight.js";
@@ -17,11 +17,17 @@ import { Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
-const CLUSTERS_EVERY_MS = 5000;
+const LOOK_EVERY_MS = 5000;
+/** So long the page draws at once; the rest follows in the next picture, so that it answers meanwhile. */
+const DRAW_MS = 25;
 
 let model = null;
 let stream = null;
+/** Whether a picture is due, whether there is news since the last one began, and what is missing in that. */
 let due = false;
+let news = false;
+let missing = [];
+let looking = false;
 /** What had the focus before details were shown. */
 let opener = null;
 /** What the address asks to select, until it is known. */
@@ -104,6 +110,11 @@ function select(name) {
 
 /** Draws soon, once for all news until then. */
 function later() {
+  news = true;
+  soon();
+}
+
+function soon() {
   if (due) return;
   due = true;
   requestAnimationFrame(() => {
@@ -115,6 +126,7 @@ function later() {
 async function open(name, { worker, line, task } = {}) {
   stream?.close();
   model = new Model(name);
+  missing = [];
   wanted = worker;
   overview.hide();
   document.body.classList.remove("all");
@@ -167,32 +179,45 @@ function listen(mine) {
 
 function draw() {
   if (!model) return;
-  const state = model.state;
+  const began = performance.now();
+  // What was begun is ended first: else the last parts would never be drawn on a busy day.
+  if (!missing.length && news) {
+    news = false;
+    missing = parts();
+  }
+  while (missing.length && performance.now() - began < DRAW_MS) missing.shift()();
+  if (missing.length || news) soon();
+}
+
+/** What is drawn, one after another. */
+function parts() {
   document.body.classList.toggle("ended", Boolean(model.end));
   document.body.classList.toggle("lost", model.lost && !model.end);
-  banner();
-  if (state) {
-    head(state);
-    if (wanted) {
-      const name = wanted;
-      wanted = null;
-      select(name);
-    }
-    machine.update(model);
-    tiles.update(model, machine.selected);
-    processes($("worker-table"), COLUMNS, model.processes.filter((process) => !process.host));
-    processes($("host-table"), HOSTS, model.hosts);
-    joined(state);
-    wires();
-    pairs();
-    strips.update(model);
-    details.update(model);
-    tasks.update();
-    events();
-    timeline.update();
-  }
-  buttons();
-  if (model.fading) setTimeout(later, 500);
+  const of = !model.state ? [] : [
+    () => head(model.state),
+    wish,
+    () => machine.update(model),
+    () => tiles.update(model, machine.selected),
+    () => processes($("worker-table"), COLUMNS, model.processes.filter((process) => !process.host)),
+    () => processes($("host-table"), HOSTS, model.hosts),
+    () => joined(model.state),
+    wires,
+    pairs,
+    () => strips.update(model),
+    () => details.update(model),
+    () => tasks.update(),
+    events,
+    () => timeline.update(),
+  ];
+  return [banner, ...of, buttons, () => { if (model.fading) setTimeout(later, 500); }];
+}
+
+/** Selects what the address asks for, once it is known. */
+function wish() {
+  if (!wanted) return;
+  const name = wanted;
+  wanted = null;
+  select(name);
 }
 
 function banner() {
@@ -231,13 +256,19 @@ const COLUMNS = [
   ["State", null],
   ["GPU", (process) => process.gpu?.index ?? "–"],
   ["CPUs", (process) => model.last.processes[process.name]?.cpus?.toFixed(2) ?? "–", "number"],
-  ["Memory", (process) => bytes(model.last.processes[process.name]?.resident_bytes), "number"],
+  ["Memory", memory, "number"],
   ["Pool", (process) => (process.device_pool ? bytes(process.device_pool.held_bytes) : "–"), "number wide"],
   ["Tasks", (process) => { const tasks = model.tasks(process.name); return tasks ? tasks.in_flight + tasks.queued : "–"; }, "number wide"],
   ["Restarts", (process) => process.restarts, "number"],
   ["NIC", (process) => model.planned(process.name)?.nics.join(",") || "–", "wide"],
   ["Last end", (process) => process.last_exit?.reason ?? "", "wide"],
 ];
+
+/** What a process has in memory, and how much that is of its limit. */
+function memory(process) {
+  const [used, limit] = [model.last.processes[process.name]?.resident_bytes, process.memory_limit_bytes];
+  return used != null && limit ? `${bytes(used)} (${percent((100 * used) / limit)})` : bytes(used);
+}
 
 /** The processes that bring up the workers of other machines. */
 const HOSTS = [
@@ -364,24 +395,36 @@ function set(element, name, value) {
   if (element[name] !== shown) element[name] = shown;
 }
 
-/** Which clusters there are; opens the one in the address, or the first. */
-async function clusters() {
+/** Asks which clusters there are, and for all of them what the overview shows while it is shown; opens the one in the address, or the first. */
+async function look() {
+  const whole = overview.shown;
+  if (looking || whole && document.hidden) return;
+  looking = true;
   let found;
   try {
-    const response = await fetch("api/clusters");
+    const response = await fetch(whole ? "api/overview" : "api/clusters");
     found = await response.json();
     if (!response.ok) throw new Error(found.error);
-  } catch {
-    return;
+  } catch (error) {
+    found = null;
+    if (whole && overview.shown) say(`What there is can't be read: ${error.message}`);
   }
-  const names = [...found.running, ...found.ended].map((one) => one.name);
-  const chosen = $("clusters");
+  looking = false;
+  // Meanwhile something else is to be shown.
+  if (whole !== overview.shown) return void look();
+  if (!found) return;
+  if (whole) overview.draw(found);
+  clusters(found.clusters);
   set($("footer"), "textContent", `cuda-cluster ${found.version}`);
+}
+
+function clusters(found) {
+  const names = found.map((one) => one.name);
+  const chosen = $("clusters");
   chosen.hidden = names.length < 2 || overview.shown;
   if (chosen.dataset.key !== names.join(" ")) {
     chosen.dataset.key = names.join(" ");
-    const ended = new Set(found.ended.map((one) => one.name));
-    chosen.replaceChildren(...names.map((name) => h("option", { value: name }, ended.has(name) ? `${name} (ended)` : name)));
+    chosen.replaceChildren(...found.map(({ name, is_running: runs }) => h("option", { value: name }, runs ? name : `${name} (ended)`)));
   }
   if (!model && !(overview.shown && asked().all)) {
     const first = names.includes(asked().cluster) ? asked().cluster : names.length === 1 && !asked().all ? names[0] : null;
@@ -409,6 +452,7 @@ function all() {
   $("clusters").hidden = true;
   document.title = "All clusters – cuda-cluster";
   overview.show();
+  look();
 }
 
 $("clusters").addEventListener("change", (event) => open(event.target.value));
@@ -424,6 +468,7 @@ addEventListener("hashchange", () => {
 });
 addEventListener("keydown", (event) => { if (event.key === "Escape" && !$("dialog").open && machine.selected) select(null); });
 addEventListener("resize", later);
-setInterval(clusters, CLUSTERS_EVERY_MS);
+document.addEventListener("visibilitychange", look);
+setInterval(look, LOOK_EVERY_MS);
 setInterval(later, 1000);
-clusters();
+look();

@@ -67,7 +67,7 @@ export class Tasks {
 
   /** Another cluster, or none; explains a task, if the address names one. */
   open(model, task) {
-    Object.assign(this, { model, rows: [], next: 0, ran: 0, now: 0, at: null, problem: "", names: new Map(), paused: false, key: null });
+    Object.assign(this, { model, rows: [], next: 0, ran: 0, now: 0, at: null, problem: "", names: new Map(), paused: false, key: null, failed: null });
     this.card.hidden = true;
     this.why.hidden = true;
     if (task) this.explain(task, true);
@@ -166,7 +166,12 @@ export class Tasks {
     this.asking = true;
     try {
       const told = await this.read(`tasks?after=${this.next}`);
-      if (model === this.model && !this.paused) this.take(told);
+      if (model === this.model && !this.paused) {
+        this.take(told);
+        // Not at once: to read them took its time, too.
+        await new Promise(requestAnimationFrame);
+        if (model === this.model) this.draw();
+      }
       this.problem = "";
     } catch (error) {
       this.problem = error.message;
@@ -191,7 +196,6 @@ export class Tasks {
     }
     if (this.rows.length > KEPT) this.rows.splice(0, this.rows.length - KEPT);
     Object.assign(this, { next, ran, now });
-    this.draw();
   }
 
   show(seconds) {
@@ -227,10 +231,13 @@ export class Tasks {
   tellDask() {
     this.stream.hidden = true;
     const workers = this.model.dask?.workers ?? [];
-    const sum = (key) => workers.reduce((sum, worker) => sum + worker[key], 0);
+    const sum = (key) => workers.reduce((sum, worker) => sum + (worker[key] ?? 0), 0);
+    // Not all may tell: workers of other programs may join.
+    const [tell, all] = [workers.filter((worker) => worker.sent_bytes != null).length, workers.length];
+    const sent = tell ? `, ${bytes(sum("sent_bytes"))} sent to workers and clients${tell < all ? ` by ${tell} of ${all}` : ""}` : "";
     put(this.facts, [
       this.problem,
-      this.model.dask ? `${sum("processing").toLocaleString()} at workers, ${sum("kept").toLocaleString()} results kept, ${sum("transfers").toLocaleString()} transfers between workers until now${sum("incoming_bytes") ? `, ${bytes(sum("incoming_bytes"))} on their way` : ""}` : "",
+      this.model.dask ? `${sum("processing").toLocaleString()} at workers, ${sum("kept").toLocaleString()} results kept, ${sum("transfers").toLocaleString()} transfers between workers until now${sum("incoming_bytes") ? `, ${bytes(sum("incoming_bytes"))} on their way` : ""}${sent}` : "",
     ].filter(Boolean).join(" · "));
     return undefined;
   }
@@ -255,7 +262,7 @@ export class Tasks {
     this.row = workers.length > 40 ? 7 : workers.length > 20 ? 10 : 15;
     this.width = Math.max(200, this.canvas.parentElement.clientWidth - LEFT - 4);
     const dots = window.devicePixelRatio || 1;
-    const [wide, high] = [Math.round(this.width * dots), workers.length * this.row];
+    const wide = Math.round(this.width * dots);
     Object.assign(this.pixels, { width: wide, height: workers.length });
     const paper = this.pixels.getContext("2d");
     const image = paper.createImageData(wide, workers.length);
@@ -275,6 +282,18 @@ export class Tasks {
     }
     for (const row of failed) paint(row, bad);
     paper.putImageData(image, 0, 0);
+    this.failed = failed;
+    this.compose();
+    this.names && this.key && this.keys(failed.length);
+  }
+
+  /** Shows what was painted, with the words around it and the chosen task: who points at tasks chooses many in a second. */
+  compose() {
+    const { workers } = this.model;
+    if (!this.failed || !workers.length) return;
+    const { colour } = looks();
+    const dots = window.devicePixelRatio || 1;
+    const high = workers.length * this.row;
     this.canvas.width = Math.round((LEFT + this.width) * dots);
     this.canvas.height = Math.round((high + BELOW) * dots);
     this.canvas.style.width = `${LEFT + this.width}px`;
@@ -291,9 +310,8 @@ export class Tasks {
     // Not by their colour alone.
     context.fillStyle = colour("--text");
     context.textAlign = "center";
-    for (const row of failed.slice(-MARKS)) context.fillText("✕", this.across(row[AT] + row[MICROS]), (row[WORKER] + 0.5) * this.row);
+    for (const row of this.failed.slice(-MARKS)) context.fillText("✕", this.across(row[AT] + row[MICROS]), (row[WORKER] + 0.5) * this.row);
     if (this.at && this.shown.includes(this.at)) this.frame(context, colour);
-    this.names && this.key && this.keys(failed.length);
   }
 
   across(at) {
@@ -374,7 +392,7 @@ export class Tasks {
   choose(row) {
     if (!row || row === this.at) return;
     this.at = row;
-    this.draw();
+    this.compose();
     const functions = [...this.names.keys()];
     const words = [
       `${this.model.workers[row[WORKER]].name}: ${functions[row[FUNCTION]]} (${row[ID]})`,

@@ -2,7 +2,7 @@
 
 import { read as readAddress, tell } from "./address.js";
 import { Charts, MOST_LINES } from "./charts.js";
-import { bytes, clock, h, rate, sentence, span } from "./model.js";
+import { bytes, clock, dayAndClock, h, percent, rate, sentence, span } from "./model.js";
 
 const HOUR_MS = 3600e3;
 /** What can be shown: by the word in the address its button, its heading, and how long it is. */
@@ -18,13 +18,16 @@ const AGAIN_MS = 10e3;
 const POINTS = 360;
 /** What is shown before and after an event that is chosen and was not shown. */
 const AROUND_MS = 5 * 60e3;
+/** What is known of a part says something of so long before and after it. */
+const NEAR_MS = 60e3;
 /** Most processes whose names stand beside their lines. */
 const MOST_NAMES = 17;
 
-/** Charts of the history: heading, figure, how a value is told, whether means or peaks are drawn, the least height. */
+/** Charts of the history: heading, figure, how a value is told, whether means or peaks are drawn, the least height, whether one of zeros alone is shown. */
 const FIGURES = [
   ["CPUs in use", "cpus", (value) => value?.toFixed(2), "mean", 0.2],
   ["Resident memory", "resident_bytes", bytes, "highest", 0],
+  ["GPU use", "gpu_busy_percent", percent, "mean", 100, true],
   ["Device memory", "device_bytes", bytes, "highest", 0],
   ["Spilled to disk", "spilled_bytes", bytes, "highest", 0],
   ["Tasks per second", "tasks_per_s", (value) => value?.toFixed(value < 10 ? 1 : 0), "mean", 2],
@@ -48,7 +51,7 @@ export class Timeline {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     setInterval(() => { if (!document.hidden && this.grows) this.load(); }, AGAIN_MS);
     this.buttons();
-    document.getElementById("time-ages").textContent = `The history has a value for every 10 s of the last hour, every minute of twelve hours, every 10 min of a week; GPU use and bytes on links are not in it.`;
+    document.getElementById("time-ages").textContent = `The history has a value for every 10 s of the last hour, every minute of twelve hours, every 10 min of a week; bytes on links and of each pair are not in it.`;
   }
 
   /** Whether what is shown will change. */
@@ -204,7 +207,7 @@ export class Timeline {
   }
 
   frame() {
-    const heading = this.fixed ? this.fixed.map((at) => this.date(at)).join(" – ") : RANGES[this.range][1];
+    const heading = this.fixed ? this.fixed.map(dayAndClock).join(" – ") : RANGES[this.range][1];
     put("time-title", "textContent", heading);
     put("charts", "hidden", this.isPast);
     put("past", "hidden", !this.isPast);
@@ -228,10 +231,6 @@ export class Timeline {
     return `a value for every ${span(points.reduce((most, ms) => Math.max(most, ms), 0))} at most; `;
   }
 
-  date(at) {
-    return new Date(at).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
-  }
-
   /** What is known of the chosen moment: what happened, and what its process did just before. */
   get told() {
     if (!this.at) return "";
@@ -240,13 +239,16 @@ export class Timeline {
     const { past } = this;
     const name = records.find((record) => record.process)?.process;
     const process = past?.processes.find((one) => one.name === name);
-    const place = this.isPast && process ? past.at.findLastIndex((at, number) => at - past.ms[number] <= this.at && process.up[number]) : -1;
+    const [from, to] = this.isPast && past ? this.window : [Infinity, 0];
+    // Of what is not in the part that is shown, nothing is known here.
+    const isShown = this.at >= from * 1000 - NEAR_MS && this.at <= to * 1000 + NEAR_MS;
+    const place = isShown && process ? past.at.findLastIndex((at, number) => at - past.ms[number] <= this.at && process.up[number]) : -1;
     const figures = FIGURES.map(([title, key, format, which]) => {
       const value = place < 0 ? null : process.figures[key]?.[which][place];
       return value == null ? null : `${title}: ${format(value)}`;
     }).filter(Boolean);
     const before = figures.length ? ` – ${name} at ${clock(past.at[place])}: ${figures.join(", ")}` : "";
-    return `${this.date(this.at)} ${events}${before}`;
+    return `${dayAndClock(this.at)} ${events}${before}`;
   }
 
   buttons() {
@@ -266,8 +268,8 @@ export class Timeline {
     const times = past.at.map((at, place) => (at - past.ms[place] / 2) / 1000);
     this.lives(times);
     const workers = past.processes.filter(({ name }) => model.workers.some((worker) => worker.name === name));
-    for (const [title, key, format, which, least] of FIGURES) {
-      const known = workers.filter(({ figures }) => figures[key]?.highest.some((value) => value > 0));
+    for (const [title, key, format, which, least, zeros] of FIGURES) {
+      const known = workers.filter(({ figures }) => figures[key]?.highest.some((value) => value > 0 || zeros && value === 0));
       const lines = known.length ? this.series(workers, key, which) : [];
       const words = { mean: "mean", highest: "peaks" }[which];
       if (lines.length) this.charts.draw(title, times, lines, format, model, least);
@@ -283,12 +285,14 @@ export class Timeline {
     if (one) return [["mean", one.mean], ["peaks", one.highest]];
     const of = (process) => process.figures[key]?.[which] ?? [];
     if (workers.length <= MOST_LINES) return workers.map((process) => [process.name, of(process)]);
-    const columns = workers.map(of);
     const over = (fold) => this.past.at.map((_, place) => {
-      const both = (sum, value) => (sum === null ? value : fold(sum, value));
-      return columns.reduce((sum, column) => (column[place] == null ? sum : both(sum, column[place])), null);
+      const known = workers.map((process) => of(process)[place]).filter((value) => value != null);
+      return known.length ? fold(known) : null;
     });
-    return [["all workers", over((sum, value) => sum + value)], ["highest worker", over((most, value) => Math.max(most, value))]];
+    const sum = (known) => known.reduce((sum, value) => sum + value, 0);
+    // A sum of shares would be of nothing.
+    const all = key.endsWith("_percent") ? ["mean of workers", over((known) => sum(known) / known.length)] : ["all workers", over(sum)];
+    return [all, ["highest worker", over((known) => Math.max(...known))]];
   }
 
   /** A line for each process: when it was READY, when it was not, and when it was not there. */

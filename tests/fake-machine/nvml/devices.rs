@@ -8,7 +8,7 @@ use crate::abi::{
 };
 use crate::ledger::Ledger;
 use crate::machine::members;
-use crate::{Handle, Target, device, handle};
+use crate::{Handle, Target, device, fake, handle};
 
 // SAFETY of all functions here: NVML's contract says what the pointers point to, and that buffers
 // have the given size; the callers keep it.
@@ -115,8 +115,13 @@ answer!(nvmlDeviceGetComputeMode, c_uint, |target| {
     })
 });
 
-// Nothing computes here.
-answer!(nvmlDeviceGetUtilizationRates, Utilization, |_| Ok(Utilization { gpu: 0, memory: 0 }));
+// Nothing computes here by itself; of an instance the driver does not tell it.
+answer!(nvmlDeviceGetUtilizationRates, Utilization, |target| match target {
+    Target::Gpu(gpu) => {
+        Ok(Utilization { gpu: fake()?.faults.busy_percent(gpu.index), memory: 0 })
+    }
+    Target::Mig(..) => Err(Return::NotSupported),
+});
 
 answer!(nvmlDeviceIsMigDeviceHandle, c_uint, |target| {
     Ok(c_uint::from(matches!(target, Target::Mig(..))))

@@ -9,6 +9,7 @@
 //! | `unsupported=nvmlDeviceGetUUID` | this function is not supported |
 //! | `slow=nvmlDeviceGetName:200` | this function takes 200 ms more |
 //! | `affinity=empty` | CPU and memory affinity are empty masks |
+//! | `busy=PATH` | the lines of this file, like `3 40`, say of GPUs how many percent of the time they compute |
 //! | `xids=PATH` | lines appended to this file, like `3 79`, are Xid events of a GPU |
 //! | `far-ends=hidden` | places of NVLinks' far ends are all ones |
 //! | `far-ends=untold` | the kind of an NVLink's far end is not supported |
@@ -26,6 +27,7 @@ pub struct Faults {
     initialisation: Option<Return>,
     lost: Vec<u32>,
     fallen: Option<PathBuf>,
+    busy: Option<PathBuf>,
     forbidden: Vec<u32>,
     unsupported: Vec<String>,
     slow: Vec<(String, Duration)>,
@@ -51,6 +53,7 @@ impl FromStr for Faults {
                 ("init", "unknown") => faults.initialisation = Some(Return::Unknown),
                 ("lost", _) => faults.lost.push(gpu()?),
                 ("fallen", path) => faults.fallen = Some(PathBuf::from(path)),
+                ("busy", path) => faults.busy = Some(PathBuf::from(path)),
                 ("forbidden", _) => faults.forbidden.push(gpu()?),
                 ("unsupported", function) => faults.unsupported.push(function.to_owned()),
                 ("slow", _) => {
@@ -89,6 +92,16 @@ impl Faults {
     /// What befalls the search for this GPU.
     pub fn handle(&self, index: u32) -> Answer {
         if self.forbidden.contains(&index) { Err(Return::NoPermission) } else { Ok(()) }
+    }
+
+    /// How many percent of the time this GPU computes; none by itself.
+    pub fn busy_percent(&self, index: u32) -> u32 {
+        let text = self.busy.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let of = |line: &str| {
+            let (gpu, percent) = line.split_once(' ')?;
+            (gpu.parse() == Ok(index)).then(|| percent.parse().ok())?
+        };
+        text.as_deref().unwrap_or_default().lines().find_map(of).unwrap_or(0)
     }
 
     /// What befalls questions to this GPU.

@@ -60,13 +60,13 @@ def free_ports(count):
 
 
 @contextlib.contextmanager
-def cluster(rows, by_wires=True, told=True, name="wires", config=()):
+def cluster(rows, by_wires=True, told=True, name="wires", config=(), words=()):
     """A client of a cluster with these wires: placed by them or not, the scheduler told of them or not."""
     workers, port = len(rows), free_ports(len(rows))
     name = f"{name}-{os.getpid()}-{port}"
     options = ["--n-workers", str(workers), "--engine", "dask", "--protocol", "tcp", "--no-dashboard"]
     options += ["--scheduler-port", "0", "--worker-port", f"{port}:{port + workers - 1}", "--preload", LIMITER]
-    options += ["--python", sys.executable]
+    options += ["--python", sys.executable, *words]
     options += ["--place-by-wires" if by_wires else "--no-place-by-wires", "--name", name]
     plan = json.loads(call("plan", *MACHINE, *options, "-o", "json"))
     names = [worker["name"] for worker in plan["workers"]]

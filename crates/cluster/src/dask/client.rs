@@ -63,6 +63,8 @@ enum Question<'a> {
     Machine,
     /// What the scheduler's tasks wait for.
     Queued,
+    /// What it fetches from other workers.
+    Fetching,
     /// What the scheduler's tasks do.
     Tasks,
 }
@@ -127,6 +129,9 @@ pub struct WorkerTasks {
     pub transfers: u64,
     /// Bytes that are coming from them.
     pub incoming_bytes: u64,
+    /// Bytes that it has sent until now, to workers and to clients; `None` if it does not tell.
+    #[serde(default)]
+    pub sent_bytes: Option<u64>,
 }
 
 /// What a worker answers.
@@ -141,6 +146,7 @@ struct Answer {
     machine: Option<String>,
     host: Option<String>,
     queued: Option<Queued>,
+    fetching: Option<Vec<Fetching>>,
     error: Option<String>,
 }
 
@@ -160,6 +166,24 @@ pub struct Queued {
     pub placed: Vec<OfWorker<Placed>>,
     /// Workers that are given none.
     pub paused: Vec<OfWorker<Paused>>,
+}
+
+/// What a worker fetches from another in one message (`python/fetching.py`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Fetching {
+    /// The key of the largest result.
+    pub name: String,
+    /// How many others come with it.
+    pub others: u64,
+    /// The address of the worker that has them.
+    pub source: String,
+    /// What Dask expects them to be together.
+    pub bytes: u64,
+    /// For how long, in milliseconds.
+    pub millis: u64,
+    /// Tasks that wait for them there.
+    pub tasks: u64,
 }
 
 /// What is said of a worker, whose rank is its name for Dask.
@@ -218,6 +242,16 @@ impl Client {
         let Answer { queued, error, .. } = self.ask(SCHEDULER, &Question::Queued).await?;
         let silent = || format!("{SCHEDULER} does not tell: it is of an older version");
         queued.ok_or_else(|| error.unwrap_or_else(silent))
+    }
+
+    /// What a worker of this machine fetches from others, what has taken longest first.
+    ///
+    /// # Errors
+    /// Why it does not say so.
+    pub async fn fetching(&self, worker: &str) -> Result<Vec<Fetching>, String> {
+        let answer = self.ask::<Answer>(worker, &Question::Fetching).await?;
+        // An older one takes the question for one to measure.
+        answer.fetching.ok_or_else(|| format!("{worker} does not tell: it is of an older version"))
     }
 
     /// What the scheduler's tasks do.

@@ -18,7 +18,7 @@ mod requirement;
 mod settings;
 
 pub use client::{Client, Elsewhere, Fetched, Receiver, Tasks, WorkerTasks};
-pub(crate) use client::{OfWorker, Queued};
+pub(crate) use client::{Fetching, OfWorker, Queued};
 pub use error::DaskError;
 pub use inspect::{Inspection, inspect};
 pub use packages::needs;

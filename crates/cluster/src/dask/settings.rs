@@ -83,6 +83,8 @@ pub struct WorkerSettings<'a> {
     threads: u32,
     port: Option<u16>,
     memory_limit: Option<u64>,
+    /// The plan's for all workers, and those for its kind.
+    resources: Option<BTreeMap<String, f64>>,
     /// `None` leaves storage to `distributed`; otherwise dask-cuda's storage is used.
     device_memory_limit: Option<u64>,
     dashboard_address: String,
@@ -251,6 +253,7 @@ pub(super) fn worker<'a>(
         threads: worker.threads,
         port: dask.worker_ports.map(|ports| ports.low.saturating_add(offset)),
         memory_limit: worker.memory_limit_bytes,
+        resources: resources(dask, worker),
         device_memory_limit: worker.device_memory_limit_bytes.filter(|_| means.dask_cuda),
         // Dashboards listen on the same address as everything else.
         dashboard_address: format!("{}:0", dask.host.as_deref().unwrap_or_default()),
@@ -265,6 +268,15 @@ pub(super) fn worker<'a>(
         verify: plan.requirements.verify.then(|| proof(plan, dask, worker)),
         common: common(dask, paths, forks.then(|| fork(plan, dask, means, paths))),
     }
+}
+
+/// The resources that a worker says to have.
+fn resources(dask: &DaskPlan, worker: &WorkerPlan) -> Option<BTreeMap<String, f64>> {
+    let of_kind = dask.resources_by_kind.get(&worker.name).into_iter().flatten();
+    let of_kind = of_kind.map(|(name, amount)| (name.clone(), f64::from(*amount)));
+    let mut all = dask.resources.clone().unwrap_or_default();
+    all.extend(of_kind);
+    (!all.is_empty()).then_some(all)
 }
 
 /// A worker's name in Dask: its own, or its process's, which must be unique at a scheduler that
@@ -454,6 +466,20 @@ mod tests {
         assert_eq!(names(json!({ "dask": joined, "gpus": "0" })), ["batch-7"]);
         joined["worker_name"] = json!("7");
         assert_eq!(names(json!({ "dask": joined, "gpus": "0" })), [7]);
+    }
+
+    #[test]
+    fn workers_have_what_all_have_and_what_their_kind_has() {
+        let resources = |spec| -> Vec<Value> {
+            workers(spec).iter().map(|settings| settings["resources"].clone()).collect()
+        };
+        assert_eq!(resources(json!({})), [Value::Null, Value::Null]);
+        let both = json!({ "gpus": "1", "cpu_workers": 1, "threads": 2 });
+        assert_eq!(resources(both), [json!({ "GPU": 2.0 }), json!({ "CPU": 2.0 })]);
+        let (all, by_kind) =
+            (json!({ "resources": { "MEM": 8 } }), json!({ "place_by_kind": true }));
+        let besides = resources(json!({ "gpus": "1", "worker": all, "dask": by_kind }));
+        assert_eq!(besides, [json!({ "MEM": 8.0, "GPU": 1.0 })]);
     }
 
     #[test]

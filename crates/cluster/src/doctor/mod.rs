@@ -12,7 +12,7 @@ mod tries;
 pub(crate) mod ucx;
 
 use cuda_cluster_machine::probe::{self, Examined, ProbeError};
-use cuda_cluster_model::plan::{EngineKind, Plan};
+use cuda_cluster_model::plan::{EnginePlan, Plan};
 use cuda_cluster_model::preflight::{self, Evidence, Finding, Record, Severity, VERSION};
 use cuda_cluster_model::text::in_full;
 use cuda_cluster_model::topology::Topology;
@@ -32,7 +32,10 @@ pub async fn doctor(examined: &Result<Examined, ProbeError>, plan: Option<&Plan>
     };
     let planned = plan.map(|plan| plan.workers.as_slice()).unwrap_or_default();
     let rdma = planned.iter().any(|worker| !worker.nics.is_empty());
-    let dask = plan.is_some_and(|plan| plan.engine.kind() == EngineKind::Dask);
+    let dask = plan.and_then(|plan| match &plan.engine {
+        EnginePlan::Dask(dask) => Some(&**dask),
+        EnginePlan::Native(_) | EnginePlan::Command(_) => None,
+    });
     // What waits for another process goes on beside the rest.
     let topology_of_driver = topology.clone();
     let driver = async {

@@ -8,6 +8,7 @@ use cuda_cluster_data::ucx;
 use cuda_cluster_machine::os::containment::Cgroup;
 use cuda_cluster_machine::os::run_directory;
 use cuda_cluster_machine::probe;
+use cuda_cluster_model::plan::DaskPlan;
 use cuda_cluster_model::text::in_full;
 
 /// What other users can do to processes that use UCX's shared memory.
@@ -63,10 +64,11 @@ pub(super) fn run_directories() -> Finding {
 }
 
 /// The Python that Dask's processes would run in; without it another engine still starts.
-pub(super) async fn python(needed: bool) -> Finding {
-    let bad = if needed { Severity::Error } else { Severity::Note };
+pub(super) async fn python(needed: Option<&DaskPlan>) -> Finding {
+    let bad = if needed.is_some() { Severity::Error } else { Severity::Note };
     let own = probe::own_environment();
-    let found = match dask::find(None, own.as_deref(), |name| std::env::var_os(name)) {
+    let asked = needed.and_then(|dask| dask.python.as_deref());
+    let found = match dask::find(asked, own.as_deref(), |name| std::env::var_os(name)) {
         Ok(found) => found,
         Err(error) => {
             let finding = Finding::tried("python", bad, error.to_string());

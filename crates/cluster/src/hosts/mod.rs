@@ -27,16 +27,16 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::dask;
+use crate::{dask, report};
 use course::{Act, Course, Event};
 use cuda_cluster_machine::os::run_directory::Paths;
 use cuda_cluster_machine::os::{event_loop, process};
-use cuda_cluster_model::plan::{EnginePlan, HostPlan, Plan};
+use cuda_cluster_model::plan::{EnginePlan, HostPlan, Plan, TlsFiles};
 use cuda_cluster_model::spec::ClusterSpec;
 use cuda_cluster_wire::status::{
     self, FD_VARIABLE, PROCESS_VARIABLE, RUN_DIRECTORY_VARIABLE, Status,
 };
-pub use words::{Assignment, LONGEST_ASSIGNMENT, QUESTION, Said};
+pub use words::{Assignment, LONGEST_ASSIGNMENT, QUESTION, Said, TlsTexts};
 
 /// The hidden subcommand.
 pub(crate) const SUBCOMMAND: &str = "__host";
@@ -67,6 +67,13 @@ enum BeginError {
         #[source]
         source: io::Error,
     },
+    #[error("'{key}': cannot read {path}, which the other machines are given")]
+    Tls {
+        key: &'static str,
+        path: String,
+        #[source]
+        source: io::Error,
+    },
     #[error("{} has no host for this process", path.display())]
     Plan { path: PathBuf },
     #[error("cannot start an event loop")]
@@ -80,6 +87,8 @@ struct Task {
     paths: Paths,
     /// Whether the workers there are to know the cluster's secret.
     secret: bool,
+    tls: Option<TlsTexts>,
+    preflight: bool,
 }
 
 impl Task {
@@ -95,7 +104,9 @@ impl Task {
         let EnginePlan::Dask(dask) = plan.engine else { return Err(missing()) };
         let host = dask.hosts.into_iter().find(|host| host.process == name);
         let (host, there) = host.zip(dask.there).ok_or_else(missing)?;
-        Ok(Self { host, there, paths, secret: dask.protocol == "direct" })
+        let tls = dask.tls.as_ref().map(texts).transpose()?;
+        let secret = dask.protocol == "direct";
+        Ok(Self { host, there, paths, secret, tls, preflight: dask.preflight })
     }
 
     /// What the other end is asked for, once the scheduler has an address.
@@ -115,8 +126,30 @@ impl Task {
         let secret = self.paths.read_secret().ok().filter(|_| self.secret);
         let mut spec = self.there.clone();
         spec.dask.join = Some(address);
-        Assignment { spec, secret: secret.map(|secret| secret.to_hex()) }
+        let asked = spec.topology.is_some();
+        Assignment {
+            spec,
+            secret: secret.map(|secret| secret.to_hex()),
+            machine: report::recorded_machine(&self.paths).filter(|_| asked),
+            tls: self.tls.clone(),
+            preflight: self.preflight,
+        }
     }
+}
+
+fn texts(files: &TlsFiles) -> Result<TlsTexts, BeginError> {
+    let text = |key, path: &String| {
+        std::fs::read_to_string(path).map_err(|source| BeginError::Tls {
+            key,
+            path: path.clone(),
+            source,
+        })
+    };
+    Ok(TlsTexts {
+        ca_file: text("tls.ca_file", &files.ca_file)?,
+        cert: text("tls.cert", &files.cert)?,
+        key: text("tls.key", &files.key)?,
+    })
 }
 
 /// Runs the subcommand.

@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use cuda_cluster_model::spec::ClusterSpec;
+use cuda_cluster_model::topology::Topology;
 
 /// What the other end is asked from time to time, to know that it is there.
 pub const QUESTION: &str = "?";
@@ -22,6 +23,24 @@ pub struct Assignment {
     pub spec: ClusterSpec,
     /// The secret of the cluster, if its workers need it.
     pub secret: Option<String>,
+    /// The machine that its workers are planned for, if it is not the one that they are on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Topology>,
+    /// The texts of the files of TLS, which the spec names where they lie here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsTexts>,
+    /// Whether to run all checks first, and to bring up nothing if one is an error.
+    #[serde(default)]
+    pub preflight: bool,
+}
+
+/// What the files of TLS hold.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "as in the spec")]
+pub struct TlsTexts {
+    pub ca_file: String,
+    pub cert: String,
+    pub key: String,
 }
 
 impl fmt::Debug for Assignment {

@@ -110,6 +110,15 @@ impl Subject {
         Control::new(Paths::at(&self.root).control())
     }
 
+    /// The least limit of a worker's host memory, in bytes: as it holds here, or the plan's where
+    /// no supervisor tells.
+    pub async fn least_memory_limit(&self) -> Option<u64> {
+        match self.control().read::<ClusterState>("/v1/state").await {
+            Ok(state) => state.workers.iter().filter_map(|one| one.memory_limit_bytes).min(),
+            Err(_) => self.plan.workers.iter().filter_map(|one| one.memory_limit_bytes).min(),
+        }
+    }
+
     /// The workers, once those of these pairs that are being started, as after a restart or with a
     /// new scheduler, are READY. None without a supervisor to tell.
     pub(super) async fn settled(&self, ways: &[Way]) -> Result<Vec<ProcessState>, MeasureError> {

@@ -1,9 +1,9 @@
-//! Asks an engine's scheduler, and the native engine's workers, what their tasks wait for.
+//! Asks an engine's scheduler and workers what their tasks wait for.
 //!
 //! Changes nothing, and judges nothing.
 //!
 //! *Invariant:* the answer is there within [`PATIENCE`], whatever hangs; who has not answered by
-//! then is named.
+//! then, or could not be asked, is named.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};
@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::dask::{Client as Dask, OfWorker, Queued};
-use cuda_cluster_machine::os::event_loop;
 use cuda_cluster_model::ids::SCHEDULER;
 use cuda_cluster_model::plan::EngineKind;
 use cuda_cluster_supervise::ClusterState;
-use cuda_cluster_why::evidence::{Evidence, Paused, Placed, State, Tasks, Unseen};
+use cuda_cluster_why::evidence::{Evidence, State, Tasks, Unseen};
 
+mod dask;
 #[cfg(feature = "native")]
 mod native;
 
@@ -29,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Engine {
     kind: EngineKind,
     run_directory: PathBuf,
+    /// Of Dask's workers.
+    names: dask::Names,
 }
 
 /// An answer: what is added to what is known, or what is not seen, and why.
@@ -41,7 +42,11 @@ impl Engine {
     /// The engine of a cluster, if it has tasks and its scheduler is here.
     pub(crate) fn of(state: &ClusterState) -> Option<Self> {
         let here = state.engine != EngineKind::Command && state.scheduler.is_some();
-        here.then(|| Self { kind: state.engine, run_directory: state.run_directory.clone() })
+        here.then(|| Self {
+            kind: state.engine,
+            run_directory: state.run_directory.clone(),
+            names: dask::Names::of(state),
+        })
     }
 
     /// Adds to what was seen of its processes what they say of their tasks.
@@ -51,43 +56,58 @@ impl Engine {
         let able = |name: &String| answers(evidence, name);
         let names = evidence.ranks.iter().map(|rank| rank.name.clone());
         let (mut asked, silent): (Vec<String>, Vec<String>) = names.partition(able);
-        let pids = evidence.ranks.iter().filter_map(|rank| Some((rank.pid?, rank.name.clone())));
-        match self.kind {
+        // Who is asked only after others have answered, until then.
+        let not_yet: Box<dyn Fn(&str) -> bool> = match self.kind {
             EngineKind::Dask => {
-                asked.retain(|name| name == SCHEDULER);
-                let (pids, directory) = (pids.collect(), self.run_directory);
-                if !asked.is_empty() {
-                    spawn(move || drop(sender.send((SCHEDULER.to_owned(), dask(directory, pids)))));
-                }
+                dask::ask(self.run_directory, asked.clone(), self.names, sender);
+                Box::new(|_| false)
             }
             #[cfg(feature = "native")]
-            EngineKind::Native => native::ask(self.run_directory, asked.clone(), sender),
+            EngineKind::Native => Box::new(native::ask(self.run_directory, asked.clone(), sender)),
             _ => return,
-        }
-        let mut why = |name: String, why: String| {
-            evidence.unseen.push(Unseen { what: format!("tasks of {name}"), why });
         };
-        let needed = |name: &String| self.kind != EngineKind::Dask || name == SCHEDULER;
-        for name in silent.into_iter().filter(needed) {
-            why(name, "it does not run now, so it was not asked".to_owned());
-        }
         let mut tasks = None;
         let mut additions = Vec::new();
+        let mut failed = Vec::new();
         while let Some((name, answer)) = next(&told, until, &mut asked) {
             match answer {
                 Ok(add) if name == SCHEDULER => add(tasks.get_or_insert_default()),
                 Ok(add) => additions.push(add),
-                Err(error) => why(name, error),
+                Err(error) => failed.push((name, error)),
             }
         }
-        for name in asked {
-            why(name, format!("no answer within {} s", PATIENCE.as_secs()));
-        }
+        let no_answer = format!("no answer within {} s", PATIENCE.as_secs());
+        let scheduler = match tasks {
+            Some(_) => "others were asked first, and took all the time".to_owned(),
+            None if silent.iter().any(|name| name == SCHEDULER) => through("does not run now"),
+            None if asked.iter().any(|name| name == SCHEDULER) => {
+                through(&format!("has given {no_answer}"))
+            }
+            None => through("has given no answer"),
+        };
+        let silent = silent.into_iter().map(|name| (name, "it does not run now".to_owned()));
+        let silent = silent.map(|(name, why)| (name, format!("{why}, so it was not asked")));
+        let asked = asked.into_iter().map(|name| match not_yet(&name) {
+            true => (name, scheduler.clone()),
+            false => (name, no_answer.clone()),
+        });
+        evidence.unseen.extend(silent.chain(failed).chain(asked).map(|(name, why)| {
+            let what = match self.kind {
+                EngineKind::Dask if name != SCHEDULER => format!("what {name} fetches"),
+                _ => format!("tasks of {name}"),
+            };
+            Unseen { what, why }
+        }));
         if let Some(tasks) = &mut tasks {
             additions.into_iter().for_each(|add| add(tasks));
         }
         evidence.tasks = tasks;
     }
+}
+
+/// Why a worker could not be asked.
+fn through(why: &str) -> String {
+    format!("it could not be asked: workers are asked through the scheduler, which {why}")
 }
 
 /// Whether a process may answer: it is there, and nothing holds it.
@@ -114,37 +134,4 @@ fn next(told: &Receiver<Told>, until: Instant, asked: &mut Vec<String>) -> Optio
 fn spawn(what: impl FnOnce() + Send + 'static) {
     // Without a thread there is no answer, which is said.
     drop(std::thread::Builder::new().name("asks".to_owned()).spawn(what));
-}
-
-/// Asks Dask's scheduler. `pids` has the processes of this cluster with their names.
-fn dask(directory: PathBuf, pids: Vec<(u32, String)>) -> Result<Answer, String> {
-    let runtime = event_loop::start(&mut tokio::runtime::Builder::new_current_thread());
-    let runtime = runtime.map_err(|error| format!("there is no event loop: {error}"))?;
-    let asked = async { tokio::time::timeout(PATIENCE, Dask::new(&directory).queued()).await };
-    let silent = |_| format!("no answer within {} s", PATIENCE.as_secs());
-    let told = runtime.block_on(asked).map_err(silent)??;
-    Ok(Box::new(move |tasks| *tasks = of_dask(told, &pids)))
-}
-
-fn of_dask(told: Queued, pids: &[(u32, String)]) -> Tasks {
-    let known = |pid: Option<u32>| {
-        let known = pids.iter().find(|(known, _)| Some(*known) == pid);
-        known.map(|(_, name)| name.clone())
-    };
-    let Queued { waiting, ready, unplaced, held, placed, paused } = told;
-    let placed = placed
-        .into_iter()
-        .map(|OfWorker { pid, said }| Placed { rank: known(pid).unwrap_or(said.rank), ..said });
-    let paused = paused
-        .into_iter()
-        .map(|OfWorker { pid, said }| Paused { rank: known(pid).unwrap_or(said.rank), ..said });
-    Tasks {
-        waiting,
-        ready,
-        unplaced,
-        held,
-        placed: placed.collect(),
-        fetches: Vec::new(),
-        paused: paused.collect(),
-    }
 }

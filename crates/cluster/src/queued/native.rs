@@ -2,9 +2,9 @@
 //!
 //! *Invariant:* a task is said to run only if its worker says so.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Answer, Told, spawn};
 use crate::client::Client;
@@ -16,37 +16,54 @@ use cuda_cluster_wire::tasks::{AtWork, HeldTask, ObjectId, Queues, RunningTask, 
 /// The most workers that are asked side by side.
 const THREADS: usize = 16;
 
-/// Asks the scheduler, and then the workers of these; the answers go to `told`.
-pub(super) fn ask(directory: PathBuf, asked: Vec<String>, told: Sender<Told>) {
-    spawn(move || {
-        let client = match Client::connect(&directory) {
-            Ok(client) => client,
-            Err(error) => {
-                let _ = told.send((SCHEDULER.to_owned(), Err(in_full(&error))));
-                return;
-            }
-        };
-        let queues = client.queues().map_err(|error| in_full(&error));
-        let queues = queues.map(|queues| -> Answer { Box::new(|tasks| *tasks = of(queues)) });
-        let _ = told.send((SCHEDULER.to_owned(), queues));
-        let workers: Vec<String> = asked.into_iter().filter(|name| name != SCHEDULER).collect();
-        let threads = workers.len().min(THREADS);
-        let left = Arc::new(Mutex::new(workers));
-        for _ in 0..threads {
-            let (left, client, told) = (Arc::clone(&left), client.clone(), told.clone());
-            let next = move || left.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            spawn(move || {
-                while let Some(worker) = next() {
-                    let at_work = client.at_work(&worker).map_err(|error| in_full(&error));
-                    let name = worker.clone();
-                    let answer = at_work.map(|at_work| -> Answer {
-                        Box::new(move |tasks| add(tasks, &worker, at_work))
-                    });
-                    let _ = told.send((name, answer));
-                }
-            });
+/// Asks the scheduler, if it is one of these, and then the workers; the answers go to `told`.
+/// Returns what says whether a worker was not asked yet.
+pub(super) fn ask(
+    directory: PathBuf,
+    asked: Vec<String>,
+    told: Sender<Told>,
+) -> impl Fn(&str) -> bool {
+    let (scheduler, workers): (Vec<String>, Vec<String>) =
+        asked.into_iter().partition(|name| name == SCHEDULER);
+    let threads = workers.len().min(THREADS);
+    let left = Arc::new(Mutex::new(workers));
+    let unasked = Arc::clone(&left);
+    if !scheduler.is_empty() {
+        spawn(move || start(&directory, threads, &left, &told));
+    }
+    move |name| lock(&unasked).iter().any(|one| one == name)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Asks the scheduler, then so many of those that are left at a time.
+fn start(directory: &Path, threads: usize, left: &Arc<Mutex<Vec<String>>>, told: &Sender<Told>) {
+    let client = match Client::connect(directory) {
+        Ok(client) => client,
+        Err(error) => {
+            let _ = told.send((SCHEDULER.to_owned(), Err(in_full(&error))));
+            return;
         }
-    });
+    };
+    let queues = client.queues().map_err(|error| in_full(&error));
+    let queues = queues.map(|queues| -> Answer { Box::new(|tasks| *tasks = of(queues)) });
+    let _ = told.send((SCHEDULER.to_owned(), queues));
+    for _ in 0..threads {
+        let (left, client, told) = (Arc::clone(left), client.clone(), told.clone());
+        let next = move || lock(&left).pop();
+        spawn(move || {
+            while let Some(worker) = next() {
+                let at_work = client.at_work(&worker).map_err(|error| in_full(&error));
+                let name = worker.clone();
+                let answer = at_work.map(|at_work| -> Answer {
+                    Box::new(move |tasks| add(tasks, &worker, at_work))
+                });
+                let _ = told.send((name, answer));
+            }
+        });
+    }
 }
 
 fn name(task: ObjectId, function: &str) -> String {
@@ -103,5 +120,6 @@ fn add(tasks: &mut Tasks, worker: &str, AtWork { running, fetching }: AtWork) {
         from: one.source,
         for_ms: one.millis,
         tasks: one.tasks,
+        bytes: None,
     }));
 }

@@ -1,14 +1,15 @@
-//! Receives the errors that the NVIDIA driver reports for GPUs: Xid events.
+//! Receives the errors that the NVIDIA driver reports for GPUs, Xid events, and reads how busy the
+//! GPUs are whenever it wakes up for that.
 //!
-//! Does not judge them; the code that handles a death asks for them.
+//! Does not judge them; the code that handles a death asks for errors, and the history for use.
 //!
-//! *Invariant:* keeps the last [`KEPT`] errors; the thread ends within [`PATIENCE`] of the drop of
-//! its [`XidWatch`].
+//! *Invariant:* keeps the last [`KEPT`] errors and [`READINGS`] readings of a GPU; the thread ends
+//! within [`PATIENCE`] of the drop of its [`XidWatch`], and nothing else wakes it up.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enums::event::XidError as Number;
@@ -22,6 +23,9 @@ use cuda_cluster_model::preflight::xid_meaning;
 
 /// Maximum number of errors to keep.
 const KEPT: usize = 256;
+
+/// Readings of a GPU's use to keep: the history asks every ten seconds.
+const READINGS: usize = 8;
 
 /// Longest wait for an event; an idle thread wakes this often.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -54,6 +58,8 @@ pub struct XidWatch {
 struct Heard {
     over: AtomicBool,
     events: Mutex<VecDeque<XidEvent>>,
+    /// How busy each GPU was, in percent.
+    busy: Mutex<BTreeMap<GpuUuid, VecDeque<(Instant, u32)>>>,
 }
 
 impl Heard {
@@ -67,6 +73,19 @@ impl Heard {
             events.pop_front();
         }
         events.push_back(event);
+    }
+
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, VecDeque<(Instant, u32)>>> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_busy(&self, gpu: &GpuUuid, at: Instant, percent: u32) {
+        let mut busy = self.busy();
+        let readings = busy.entry(gpu.clone()).or_default();
+        if readings.len() == READINGS {
+            readings.pop_front();
+        }
+        readings.push_back((at, percent));
     }
 }
 
@@ -88,6 +107,14 @@ impl XidWatch {
         Ok(Self { heard })
     }
 
+    /// In which share of the time a kernel ran on a GPU, in percent: each reading after a moment,
+    /// of the driver's last sample before it. None of a GPU that NVML can't watch or doesn't tell.
+    pub fn busy_since(&self, gpu: &GpuUuid, since: Instant) -> Vec<u32> {
+        let busy = self.heard.busy();
+        let readings = busy.get(gpu).into_iter().flatten();
+        readings.filter(|(at, _)| *at > since).map(|(_, percent)| *percent).collect()
+    }
+
     /// The errors of a GPU since a time, oldest first.
     pub fn since(&self, gpu: &GpuUuid, since: SystemTime) -> Vec<XidEvent> {
         let wanted = |event: &&XidEvent| event.gpu == *gpu && event.at >= since;
@@ -105,7 +132,13 @@ impl Drop for XidWatch {
 fn listen(nvml: &Nvml, gpus: &[GpuUuid], heard: &Heard) {
     let Some(set) = registered(nvml, gpus) else { return };
     let patience = u32::try_from(PATIENCE.as_millis()).unwrap_or(u32::MAX);
+    let mut read_at = Instant::now();
     while !heard.over.load(Ordering::Relaxed) {
+        // Errors may come faster than anybody wants to know.
+        if read_at.elapsed() > PATIENCE / 2 {
+            read_at = Instant::now();
+            read_busy(nvml, gpus, heard);
+        }
         match set.wait(patience) {
             Ok(event) => {
                 let xid = match event.event_data {
@@ -120,6 +153,16 @@ fn listen(nvml: &Nvml, gpus: &[GpuUuid], heard: &Heard) {
             // With a lost GPU the wait returns at once; the loss is detected elsewhere.
             Err(NvmlError::GpuLost) => std::thread::sleep(PATIENCE),
             Err(_) => return,
+        }
+    }
+}
+
+/// Reads how busy the GPUs are. One that does not tell, as a lost one, has no reading.
+fn read_busy(nvml: &Nvml, gpus: &[GpuUuid], heard: &Heard) {
+    for uuid in gpus {
+        let rates = nvml.device_by_uuid(uuid.as_str()).and_then(|gpu| gpu.utilization_rates());
+        if let Ok(rates) = rates {
+            heard.keep_busy(uuid, Instant::now(), rates.gpu);
         }
     }
 }
@@ -148,4 +191,26 @@ fn spelt(gpu: &Device<'_>) -> Option<GpuUuid> {
 
 fn without(gpus: &[GpuUuid], refused: &GpuUuid) -> Vec<GpuUuid> {
     gpus.iter().filter(|gpu| *gpu != refused).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_use_of_a_gpu_is_told_since_a_moment_and_of_no_other() {
+        let watch = XidWatch { heard: Arc::default() };
+        let uuid = |last: u32| -> GpuUuid {
+            format!("GPU-00000000-0000-0000-0000-00000000000{last}").parse().expect("a UUID")
+        };
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        for second in 1..=20u32 {
+            watch.heard.keep_busy(&uuid(1), at(second.into()), second);
+        }
+        assert_eq!(watch.busy_since(&uuid(1), at(18)), [19, 20]);
+        assert_eq!(watch.busy_since(&uuid(1), began).len(), READINGS);
+        assert_eq!(watch.busy_since(&uuid(1), at(20)), [0; 0], "nothing was read since");
+        assert_eq!(watch.busy_since(&uuid(2), began), [0; 0], "nothing is known of it");
+    }
 }

@@ -252,6 +252,17 @@ impl<'a> Context<'a> {
         asked.map_or(self.slots.len(), |count| (count as usize).min(self.slots.len()))
     }
 
+    /// The resource that stands for a worker's kind: where there are both kinds and nobody has said
+    /// which resources there are, and where tasks are placed by it. Other machines' workers may be
+    /// of the other kind.
+    pub(super) fn kind(&self, has_gpu: bool) -> Option<&'static str> {
+        let with_gpu = self.slots.iter().filter(|slot| slot.chosen.is_some()).count();
+        let both = (1..self.slots.len()).contains(&with_gpu);
+        let asked = self.spec.dask.place_by_kind == Some(true);
+        let tell = asked || both && self.spec.worker.resources.is_none();
+        (self.engine == EngineKind::Dask && tell).then_some(if has_gpu { "GPU" } else { "CPU" })
+    }
+
     /// The physical GPUs with workers, each once, in rank order.
     pub(super) fn gpus(&self) -> Vec<&'a Gpu> {
         let mut gpus: Vec<&'a Gpu> = Vec::new();

@@ -97,6 +97,9 @@ pub struct DaskPlan {
     /// What each of them is asked for, besides the scheduler's address; `None` without any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub there: Option<ClusterSpec>,
+    /// Whether each of them is to run all checks first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preflight: bool,
     /// Address that scheduler and workers listen on and announce. Without this and `interface`, the
     /// address from which the joined scheduler is reached.
     pub host: Option<String>,
@@ -126,6 +129,10 @@ pub struct DaskPlan {
     pub local_directory: Option<PathBuf>,
     /// Abstract resources of each worker.
     pub resources: Option<BTreeMap<String, f64>>,
+    /// What each worker has besides for its kind, `GPU` or `CPU`, by the names of their processes:
+    /// as many as it has threads, so that nothing waits that a thread is free for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub resources_by_kind: BTreeMap<String, BTreeMap<String, u32>>,
     /// Modules imported before the fork.
     pub pre_import: Vec<String>,
     /// Modules or files loaded by each worker at its start.
@@ -157,6 +164,9 @@ pub struct DaskPlan {
     /// Whether the cluster's own scheduler places tasks by the wires between workers.
     #[serde(default)]
     pub place_by_wires: bool,
+    /// Whether the cluster's own scheduler gives tasks of GPU packages to GPU workers alone.
+    #[serde(default)]
+    pub place_by_kind: bool,
     /// Expected bandwidth from one worker to another in 10⁹ bytes per second, by the names of their
     /// processes: what that scheduler begins with.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -39,7 +39,8 @@ pub(super) fn of(context: &Context<'_>, workers: &[WorkerPlan]) -> EnginePlan {
             } else {
                 BTreeMap::new()
             };
-            EnginePlan::Dask(Box::new(DaskPlan { names, gb_per_s, ..dask }))
+            let resources_by_kind = resources_by_kind(context, workers);
+            EnginePlan::Dask(Box::new(DaskPlan { names, gb_per_s, resources_by_kind, ..dask }))
         }
         EngineKind::Command => EnginePlan::Command(command(context)),
     }
@@ -91,6 +92,18 @@ fn moves_by_wires(spec: &ClusterSpec, dask: &DaskPlan) -> bool {
     dask.place_by_wires && dask.join.is_none() && !over_tcp && spec.simulate != Some(true)
 }
 
+/// What Dask's workers have for their kind, where tasks may ask for one.
+fn resources_by_kind(
+    context: &Context<'_>,
+    workers: &[WorkerPlan],
+) -> BTreeMap<String, BTreeMap<String, u32>> {
+    let resource = |worker: &WorkerPlan| {
+        let kind = context.kind(worker.gpu.is_some())?.to_owned();
+        Some((worker.name.clone(), BTreeMap::from([(kind, worker.threads)])))
+    };
+    workers.iter().filter_map(resource).collect()
+}
+
 /// Resource amounts; the spec's own check has made sure that they are whole and not negative.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked by `spec`")]
 fn whole(resources: &BTreeMap<String, f64>) -> BTreeMap<String, u64> {
@@ -121,6 +134,7 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         join: asked.join.clone(),
         hosts: Vec::new(),
         there: None,
+        preflight: false,
         interface: scheduler.interface.clone(),
         scheduler_ports: scheduler.port.unwrap_or(USUAL_PORT),
         scheduler_ports_required: scheduler.port.is_some(),
@@ -134,6 +148,7 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
         contact_address: worker.contact_address.clone(),
         local_directory: worker.local_directory.as_ref().map(PathBuf::from),
         resources: worker.resources.clone(),
+        resources_by_kind: BTreeMap::new(),
         pre_import: asked.pre_import.clone().unwrap_or_default(),
         preload: asked.preload.clone().unwrap_or_default(),
         death_timeout: asked.death_timeout,
@@ -148,6 +163,7 @@ pub(super) fn dask(spec: &ClusterSpec) -> DaskPlan {
             .then(|| asked.cudf_spill_stats.unwrap_or(0)),
         config: asked.config.clone().unwrap_or_default(),
         place_by_wires: asked.place_by_wires.unwrap_or(false),
+        place_by_kind: asked.place_by_kind.unwrap_or(false),
         gb_per_s: BTreeMap::new(),
         host,
     }

@@ -31,7 +31,8 @@ const OF_A_SCHEDULER: [&str; 5] = [
 const OF_DASHBOARDS: [&str; 2] = ["dashboard_address", "dashboard_prefix"];
 
 /// As long as a machine.
-const TABLES: [&str; 5] = ["gb_per_s", "simulated_links", "names", "hosts", "there"];
+const TABLES: [&str; 6] =
+    ["gb_per_s", "simulated_links", "names", "hosts", "there", "resources_by_kind"];
 
 /// Each setting and its value: those that are not as usual, or all.
 pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
@@ -52,6 +53,11 @@ pub fn settings(plan: &Plan, all: bool) -> Vec<(String, String)> {
     rows.of(inner(&plan.engine), &inner(&usual(kind)));
     let threads = |worker: &super::WorkerPlan| Some(worker.threads.to_string());
     rows.of_workers(plan, "threads", threads, Some("1"));
+    if let EnginePlan::Dask(dask) = &plan.engine {
+        let kind =
+            |worker: &super::WorkerPlan| words(&value(dask.resources_by_kind.get(&worker.name)?));
+        rows.of_workers(plan, "resources", kind, None);
+    }
     let policy = |worker: &super::WorkerPlan| {
         let policy = worker.binding.memory_policy;
         (policy != MemoryPolicy::None).then(|| policy.to_string())
@@ -255,6 +261,16 @@ mod tests {
                 "rmm: asynchronous yes, pool 8.0 GiB",
                 "grace: 1m",
                 "ulimits: core 0, memlock unlimited, nofile 1024:4096",
+            ]
+        );
+        assert_eq!(
+            shown("engine: dask\ngpus: [0, 3]\ncpu_workers: 1\nthreads: 2"),
+            [
+                "protocol: tcp",
+                "threads: 2",
+                "resources: CPU 2 (cpu0)",
+                "resources: GPU 2 (gpu0, gpu3)",
+                "memory policy: preferred (gpu0, gpu3)",
             ]
         );
         let one =

@@ -97,7 +97,21 @@ pub(super) fn notes(context: &Context<'_>, variables: &Variables) -> Vec<Note> {
     }
     notes.extend(of_overrides(context));
     notes.extend(of_another_scheduler(spec, engine));
+    notes.extend(of_kinds(context));
     notes
+}
+
+/// A kind of worker that tasks are placed on, and that is not there.
+fn of_kinds(context: &Context<'_>) -> Option<Note> {
+    let spec = context.spec;
+    let own = context.engine == EngineKind::Dask && spec.dask.join.is_none();
+    let any_gpu = context.slots.iter().any(|slot| slot.chosen.is_some());
+    (own && spec.dask.place_by_kind == Some(true) && spec.hosts().is_empty() && !any_gpu).then(
+        || {
+            let text = "no worker here has a GPU: tasks of GPU packages wait until one joins";
+            Note::new("dask.place_by_kind", text)
+        },
+    )
 }
 
 /// Keys of other engines.

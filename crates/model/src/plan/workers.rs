@@ -67,7 +67,8 @@ pub(super) fn plan(
             let memory_policy = if nodes.is_some() { policy } else { MemoryPolicy::None };
             let threads = slot.overridden(|one| one.threads).or(context.spec.threads);
             // A program has the threads and the device memory that it takes.
-            let threads = threads.filter(|_| context.engine != EngineKind::Command);
+            let threads = threads.filter(|_| context.engine != EngineKind::Command).unwrap_or(1);
+            worker.resource(threads);
             Ok(WorkerPlan {
                 name: slot.name.clone(),
                 rank,
@@ -75,7 +76,7 @@ pub(super) fn plan(
                 gpu: slot.chosen.map(worker_gpu),
                 binding: Binding { cpus, mems: nodes, memory_policy },
                 nics: nics[at].ports.clone(),
-                threads: threads.unwrap_or(1),
+                threads,
                 memory_limit_bytes,
                 device_memory_limit_bytes,
                 rmm,
@@ -369,6 +370,21 @@ impl Worker<'_> {
                         generation; 0.5 was 16 times faster";
             notes.push(Note::new("rmm.pool_size", text));
         }
+    }
+
+    /// The resource for its kind, by which tasks can ask for it.
+    fn resource(&mut self, threads: u32) {
+        let Some(kind) = self.context.kind(self.slot.chosen.is_some()) else { return };
+        let reason = match self.context.spec.dask.place_by_kind {
+            Some(true) => {
+                "as many as threads; 'dask.place_by_kind' gives tasks to a kind of worker"
+            }
+            _ => {
+                "as many as threads: there are GPU and CPU workers, and a task can ask for a kind by \
+                 dask.annotate(resources=…)"
+            }
+        };
+        self.because("resources", format!("{kind}={threads}"), reason);
     }
 
     /// What it is told of the other ranks.

@@ -5,6 +5,8 @@
 //! it max-min fair, and the part that is full names what limits a figure. Measures nothing, and
 //! knows no latency. `tests/figures.rs` compares the predictions with published measurements.
 //!
+//! [`link_rates`] says what each link carries by itself, for pictures.
+//!
 //! *Invariant:* a figure that the topology cannot tell is unknown, with the reason; what is assumed
 //! is listed.
 
@@ -14,6 +16,7 @@ mod component;
 mod fair;
 #[cfg(test)]
 mod laws;
+mod links;
 mod rings;
 mod ways;
 
@@ -22,6 +25,7 @@ use serde::Serialize;
 pub use against::{Compared, Comparison, Load, Measured, Suspect, against};
 pub(crate) use capacity::port;
 pub use component::{Component, ComponentKind};
+pub use links::link_rates;
 
 use crate::ids::GpuIndex;
 use crate::topology::{Gpu, Nic, Topology};

@@ -17,7 +17,7 @@ use crate::topology::{
 
 /// A part, before its capacity and name are known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+pub(super) enum Part {
     Pcie(Device),
     Uplink(String),
     Sockets,
@@ -153,13 +153,17 @@ impl<'a> Parts<'a> {
         }
         let kind = self.links.between(Device::Gpu(a.index), Device::Gpu(b.index));
         if matches!(kind, Some(LinkKind::Nv(_))) {
-            let direct = direct_nvlinks(a, b);
-            if direct > 0 || self.topology.nvswitch == Some(0) {
-                return Ok((vec![Part::Bridge(a.index, b.index)], Vec::new()));
-            }
-            return Ok((vec![Part::Switched(a.index)], vec![Part::Switched(b.index)]));
+            return Ok(self.over_nvlinks(a, b));
         }
         self.halves(a, Device::Gpu(b.index), &self.above(b))
+    }
+
+    /// The parts between two GPUs that have NVLinks.
+    pub(super) fn over_nvlinks(&self, a: &Gpu, b: &Gpu) -> (Vec<Part>, Vec<Part>) {
+        if direct_nvlinks(a, b) > 0 || self.topology.nvswitch == Some(0) {
+            return (vec![Part::Bridge(a.index, b.index)], Vec::new());
+        }
+        (vec![Part::Switched(a.index)], vec![Part::Switched(b.index)])
     }
 
     /// The parts from a GPU to the place where its way meets that of another device, and of that.
@@ -248,7 +252,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Whether devices share the link above: a switch, or a port of unknown type above several.
-    fn is_uplink(&self, bridge: &Bridge) -> bool {
+    pub(super) fn is_uplink(&self, bridge: &Bridge) -> bool {
         match bridge.kind {
             BridgeKind::SwitchUp => true,
             BridgeKind::Bridge => self.gpus_below(&bridge.id).len() > 1,
@@ -273,6 +277,11 @@ impl<'a> Parts<'a> {
         self.components.push(component);
         self.numbers.insert(key, number);
         Ok(number)
+    }
+
+    /// What a part carries by itself, if that is known.
+    pub(super) fn capacity(&mut self, part: &Part) -> Option<f64> {
+        self.measure(part, Direction::Out).ok().map(|(capacity, _)| capacity)
     }
 
     fn measure(&mut self, part: &Part, way: Direction) -> Result<(f64, Component), String> {

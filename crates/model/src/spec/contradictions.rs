@@ -275,6 +275,14 @@ fn processes(spec: &ClusterSpec) -> Result<(), Found> {
             "give whole numbers from 0",
         );
     }
+    let kind = resources.map(|(name, _)| name.as_str()).find(|name| ["GPU", "CPU"].contains(name));
+    if let Some(kind) = kind.filter(|_| spec.dask.place_by_kind == Some(true)) {
+        return refuse(
+            "worker.resources",
+            format!("'dask.place_by_kind' gives {kind} to workers of one kind, not to all"),
+            "drop one of them",
+        );
+    }
     let program = spec.command.argv.as_deref().map(<[String]>::first);
     if program.is_some_and(|program| program.is_none_or(String::is_empty)) {
         return refuse("command.argv", "there is no program in it", "name the program to run");

@@ -431,6 +431,8 @@ flags! {
         dask.cudf_spill_stats: Whole "cudf-spill-stats" "LEVEL";
         /// Place tasks by the bandwidth between each two workers
         dask.place_by_wires: Switch "place-by-wires" / "no-place-by-wires";
+        /// Give tasks of GPU packages to workers with a GPU alone
+        dask.place_by_kind: Switch "place-by-kind" / "no-place-by-kind";
         /// PEM file with trusted certificate authorities
         tls.ca_file: Path "tls-ca-file" "FILE";
         /// PEM file with this side's certificate

@@ -189,13 +189,6 @@ fn beside(spec: &ClusterSpec) -> Result<(), Found> {
         let message = "the workers of other machines do not come and go with the work";
         return refuse("dask.adapt_minimum", message, "drop 'dask.adapt_minimum'");
     }
-    if dask.protocol.as_deref() == Some("direct") && spec.scheduler.interface.is_none() {
-        return refuse(
-            "dask.protocol",
-            "over direct the workers of other hosts listen on loopback, unless an interface is named",
-            "name it in 'scheduler.interface', or leave 'dask.protocol' out",
-        );
-    }
     for (key, address) in [
         ("worker.listen_address", &worker.listen_address),
         ("worker.contact_address", &worker.contact_address),

@@ -325,6 +325,10 @@ section! {
         /// where these differ: by the plan, and by what workers measure and report. Dask assumes
         /// one bandwidth for all. Default: false.
         place_by_wires: bool,
+        /// Whether the cluster's scheduler gives tasks of GPU packages (cuDF, CuPy, …), and those
+        /// that take their results, to workers with a GPU alone. Workers get the resources `GPU`
+        /// and `CPU` for it, as in a cluster that has both kinds. Default: false.
+        place_by_kind: bool,
         /// Dask configuration keys, like `{distributed.worker.memory.target: 0.6}`.
         #[serde(deserialize_with = "super::read::variables")]
         #[schemars(with = "Option<BTreeMap<String, super::read::Scalar>>")]

@@ -10,6 +10,7 @@ mod anonymous;
 mod catalogue;
 mod devices;
 mod link;
+mod link_rates;
 mod pci;
 mod read;
 mod shown;
@@ -27,6 +28,7 @@ pub use devices::{
 };
 use devices::{NCCL_DMA_SUFFIX, NvLinkEnds};
 pub use link::{Device, LinkKind, LinkKindError, Links};
+pub use link_rates::LinkRates;
 pub use pci::{Ancestry, Bridge, BridgeKind};
 pub use read::{DocumentError, Fault, ParseError, SIZE_LIMIT, SmiError, XmlError, parse};
 pub use write::NcclFormError;

@@ -162,7 +162,7 @@ impl Actor {
         let (state, state_receiver) = watch::channel(first);
         let (records, _) = broadcast::channel(BACKLOG);
         let handle = Handle { requests: request_sender, state: state_receiver, records };
-        let control = Control::begin(&paths, handle.clone(), &launch, began)?;
+        let control = Control::begin(&paths, handle.clone(), &launch, options.gpus.clone(), began)?;
         let actor = Self {
             core,
             launch,

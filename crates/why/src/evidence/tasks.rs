@@ -79,6 +79,9 @@ pub struct Fetch {
     /// Tasks that wait for it there.
     #[serde(default)]
     pub tasks: u64,
+    /// Its size, as far as known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
 }
 
 /// A worker to which the scheduler gives no tasks.

@@ -5,6 +5,7 @@
 use super::{Found, Kind, Standing};
 use crate::condition::{Condition, is_long, short};
 use crate::evidence::{Fetch, Held, Paused, Placed, Tasks};
+use cuda_cluster_model::units::HumanBytes;
 
 /// No process of the engine does anything that explains a wait: what its queues say.
 pub(super) fn alone(tasks: &Tasks) -> Found {
@@ -60,10 +61,23 @@ pub(super) fn beside(tasks: &Tasks, odd: &[String], root: Option<&Condition>) ->
     // A worker may have several: that in whose function it is, or else the one that has run for
     // longest.
     let said = here.max_by_key(|one| (one.runs, function(one), one.for_ms));
-    let fetches = tasks.fetches.iter().filter(|one| odd.contains(&one.from));
-    let longest = fetches.max_by_key(|one| one.for_ms).filter(|one| is_long(Some(one.for_ms)));
-    let parts = [said.map(placed_at), longest.map(fetched), unplaced(tasks)];
+    let parts = [said.map(placed_at), root.and(waited_for(tasks, odd)), unplaced(tasks)];
     parts.into_iter().flatten().collect()
+}
+
+/// What is fetched for long, from these if that is so: what has taken longest, and how much more
+/// there is.
+fn waited_for(tasks: &Tasks, odd: &[String]) -> Option<String> {
+    let long = || tasks.fetches.iter().filter(|one| is_long(Some(one.for_ms)));
+    let theirs = || long().filter(|one| odd.contains(&one.from));
+    let longest = theirs().max_by_key(|one| one.for_ms);
+    let longest = longest.or_else(|| long().max_by_key(|one| one.for_ms))?;
+    let others = match long().count().saturating_sub(1) {
+        0 => String::new(),
+        1 => ", and 1 other fetch has taken long".to_owned(),
+        others => format!(", and {others} other fetches have taken long"),
+    };
+    Some(format!("{}{others}", fetched(longest)))
 }
 
 /// `no worker may run task 1:4 (f): it needs gpu=8`.
@@ -97,13 +111,15 @@ fn placed_at(task: &Placed) -> String {
     format!("task {name} {stands}{waiting}")
 }
 
+/// `gpu2 has been fetching chunk-7 (128 MiB) from gpu5 for 40 s, for which 1 task waits there`.
 fn fetched(fetch: &Fetch) -> String {
-    let Fetch { name, rank, from, for_ms, tasks } = fetch;
+    let Fetch { name, rank, from, for_ms, tasks, bytes } = fetch;
+    let size = bytes.map_or(String::new(), |bytes| format!(" ({:#})", HumanBytes(bytes)));
     let waiting = match tasks {
         0 => String::new(),
         tasks => format!(", for which {} there", counted(*tasks, "waits", "wait")),
     };
-    format!("{rank} has fetched {name} from {from} for {} now{waiting}", short(*for_ms))
+    format!("{rank} has been fetching {name}{size} from {from} for {}{waiting}", short(*for_ms))
 }
 
 fn others_of(count: u64) -> String {

@@ -202,8 +202,13 @@ impl Figure {
 
     /// What was read once.
     pub fn of(value: Option<f64>) -> Self {
-        let value = value.map_or(f32::NAN, single);
-        Self { mean: value, highest: value }
+        Self::over(value.map(|value| (value, value)))
+    }
+
+    /// The mean and the highest of what was read several times.
+    pub fn over(known: Option<(f64, f64)>) -> Self {
+        let figure = |(mean, highest)| Self { mean: single(mean), highest: single(highest) };
+        known.map_or(Self::UNKNOWN, figure)
     }
 
     /// The mean and the highest, if they are known.

@@ -128,6 +128,29 @@ fn what_very_many_processes_need_stays_in_the_budget() {
 }
 
 #[test]
+fn a_file_is_as_long_as_the_readme_says() {
+    let long = |workers: usize, figures| {
+        cuda_cluster_model::units::HumanBytes(shape(workers + 1, figures).bytes()).to_string()
+    };
+    // Of simulated GPUs and of real ones.
+    assert_eq!([long(8, 7), long(8, 8)], ["1.1 MiB", "1.3 MiB"]);
+    assert_eq!([long(72, 7), long(72, 8)], ["8.0 MiB", "8.0 MiB"]);
+}
+
+#[test]
+fn a_file_without_a_figure_that_was_added_later_is_read() {
+    let of = |figures: &[&str]| {
+        let names = figures.iter().map(|name| (*name).to_owned()).collect();
+        let mut disk = Disk::new(Shape::new(vec!["gpu0".to_owned()], names));
+        disk.add(&span(BEGAN, Some(1.0), disk.rings.shape()));
+        disk.read().curves(None, None, 10).processes.remove(0).figures
+    };
+    let (old, new) = (of(&["cpus"]), of(&["cpus", "gpu_busy_percent"]));
+    assert_eq!(old["cpus"].mean, new["cpus"].mean);
+    assert!(!old.contains_key("gpu_busy_percent"), "it is not known, and no zero");
+}
+
+#[test]
 fn what_is_no_history_or_of_another_version_is_said() {
     let whole = shape(2, 2);
     let told = |bytes: &[u8]| History::read(bytes).expect_err("an error").to_string();

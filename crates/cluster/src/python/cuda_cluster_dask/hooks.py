@@ -301,7 +301,10 @@ class Hooks:
                 return  # Dask's own does the rest as well.
             there = {one.address for one in ts.who_has} | {one.address for one in chosen}
             held = len(ts.who_has)
-            await own([key], len(there), sorted(there), branching, False)
+            try:
+                await own([key], len(there), sorted(there), branching, False)
+            except KeyError:
+                return  # Of these workers one has gone while others' copies were waited for.
             if len(ts.who_has or ()) <= held:
                 return
 

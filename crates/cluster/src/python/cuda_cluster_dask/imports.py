@@ -9,14 +9,19 @@ import dask
 from cuda_cluster_fork.failure import StartFailure, describe
 
 
+def load_what_is_there(names: Iterable[str]) -> None:
+    for name in names:
+        # Whoever needs it finds out why.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def load_early(more: Iterable[str]) -> None:
     """Imports and looks up what each worker would for itself: once before the fork, it is shared."""
     names = ["cuda_cluster_dask.worker", "tornado.platform.asyncio", *more]
     names += dask.config.get("distributed.worker.http.routes", [])
-    for name in names:
-        # The worker reports what it cannot import.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    # The worker reports what it cannot import.
+    load_what_is_there(names)
     with contextlib.suppress(Exception):
         # Each worker tells it to the scheduler; what was found is remembered.
         importlib.import_module("cuda_cluster_dask.internals").get_versions()

@@ -27,7 +27,7 @@ from distributed.diskutils import WorkSpace
 from distributed.metrics import monotonic
 from distributed.protocol import pickle, to_serialize
 from distributed.spill import SpillBuffer
-from distributed.utils import format_dashboard_link, get_ip_interface, import_term
+from distributed.utils import format_dashboard_link, get_ip, get_ip_interface, get_ipv6, import_term
 from distributed.versions import get_versions
 
 __all__ = [
@@ -45,7 +45,9 @@ __all__ = [
     "get_address_host",
     "get_address_host_port",
     "get_backend",
+    "get_ip",
     "get_ip_interface",
+    "get_ipv6",
     "get_loop_factory",
     "get_versions",
     "import_term",
@@ -59,12 +61,16 @@ __all__ = [
 SEEN = {
     "2026.8.0": {
         "dask.config": "collect_env collect_yaml config defaults merge paths update",
+        "dask._task_spec": "DataNode Task",
+        "dask._task_spec.DataNode": "value",
+        "dask._task_spec.Task": "args func kwargs",
         "dask.system": "CPU_COUNT cpu_count",
         "distributed.Scheduler": "workers services http_application http_server _ongoing_background_tasks "
         "extensions rpc handlers running bandwidth tasks valid_workers workers_list get_comm_cost "
-        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate task_groups unrunnable",
+        "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate unrunnable "
+        "_active_graph_updates",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
-        "state data monitor memory_manager startup_information",
+        "state data monitor memory_manager startup_information transfer_outgoing_bytes_total",
         "distributed.active_memory_manager": "RetireWorker",
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
@@ -81,21 +87,22 @@ SEEN = {
         "distributed.http.routing.RoutingApplication": "add_application applications",
         "distributed.metrics": "monotonic",
         "distributed.protocol": "pickle to_serialize",
-        "distributed.scheduler.TaskGroup": "states",
         "distributed.scheduler.TaskPrefix": "duration_average name states state_counts",
         "distributed.scheduler.TaskState": "who_has dependencies processing_on actor key get_nbytes "
-        "get_nbytes_deps dependents state prefix worker_restrictions host_restrictions resource_restrictions",
+        "get_nbytes_deps dependents state prefix worker_restrictions host_restrictions resource_restrictions "
+        "run_spec type __weakref__",
         "distributed.scheduler.WorkerState": "name server_id nanny pid address has_what host extra last_seen "
         "nthreads metrics needs_what task_prefix_count _network_occ executing processing status resources",
         "distributed.spill": "SpillBuffer",
         "distributed.spill.SpillBuffer": "spilled_total",
         "distributed.stealing.WorkStealing": "steal_time_ratio",
         "distributed.system_monitor.SystemMonitor": "get_process_memory",
-        "distributed.utils": "format_dashboard_link get_ip_interface import_term",
+        "distributed.utils": "format_dashboard_link get_ip get_ip_interface get_ipv6 import_term",
         "distributed.versions": "get_versions",
         "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_target_fraction "
         "memory_spill_fraction",
-        "distributed.worker_state_machine.WorkerState": "executed_count",
+        "distributed.worker_state_machine.TaskState": "key nbytes waiters",
+        "distributed.worker_state_machine.WorkerState": "executed_count tasks",
     },
 }
 
@@ -131,6 +138,13 @@ def dashboard_port(scheduler: Scheduler) -> int:
     return int(scheduler.services["dashboard"].port)
 
 
+def task_nodes() -> tuple[type, type]:
+    """The classes of a graph's tasks and of its data."""
+    from dask._task_spec import DataNode, Task
+
+    return Task, DataNode
+
+
 def work_of(worker: Worker) -> Callable[[], dict[str, int]]:
     """Says what a worker has done until now (`wire::status::Work` in Rust)."""
     began = time.monotonic()
@@ -143,6 +157,11 @@ def work_of(worker: Worker) -> Callable[[], dict[str, int]]:
         return done if spilled is None else {**done, "spilled_bytes": int(spilled.disk)}
 
     return work
+
+
+def sent_bytes(worker: Worker) -> int:
+    """What it has sent until now, to workers and to clients: a count that Dask's heartbeats lack."""
+    return int(worker.transfer_outgoing_bytes_total)
 
 
 def connections(worker: Worker) -> dict[str, Comm]:

@@ -3,7 +3,7 @@
 They ask the worker that receives, over a socket of its own in the run directory: one JSON line a
 question, one the answer (`cluster::dask::client` in Rust). A worker of another machine is asked by the
 scheduler (`between.py`), over the connection that Dask has. It fetches from the sender as Dask's own
-workers do, one message after the other.
+workers do, one message after the other. Over the same socket a worker says what it fetches (`fetching.py`).
 
 *Invariant:* the first message of every question is compared byte by byte with what the sender was
 asked for, which no earlier question has been sent.
@@ -24,7 +24,7 @@ from typing import Any, Literal, TypedDict
 
 from distributed import Worker
 
-from cuda_cluster_dask import control, lanes, wires
+from cuda_cluster_dask import control, fetching, lanes, wires
 from cuda_cluster_fork.failure import describe
 from cuda_cluster_dask.internals import send_recv, to_serialize
 
@@ -67,6 +67,15 @@ class Failed(TypedDict):
     """Why nothing came of it; None where a question was only whether it can be asked."""
 
     error: str | None
+
+
+class Told(TypedDict):
+    """What it fetches, for `why`."""
+
+    fetching: list[fetching.Fetching]
+
+
+Answered = Measured | Failed | Told
 
 
 class Wrong(Exception):
@@ -123,7 +132,7 @@ def answer(worker: Worker) -> None:
     """Has a worker that is not started yet answer those that will ask for bytes, and the scheduler that
     will ask how they come; with its heartbeats it tells the scheduler what it has measured."""
 
-    async def measured(**question: Any) -> Measured | Failed:
+    async def measured(**question: Any) -> Answered:
         return await _answer(worker, **question)
 
     worker.handlers |= {OPERATION: Sender().answer, ASKED: measured}
@@ -273,9 +282,11 @@ async def _converse(ask: Answering, reader: asyncio.StreamReader, writer: asynci
         writer.close()
 
 
-async def _answer(worker: Worker, ask: str, peer: str | None = None, **question: Any) -> Measured | Failed:
+async def _answer(worker: Worker, ask: str, peer: str | None = None, **question: Any) -> Answered:
     if ask == "device":
         return {"error": no_device_memory()}
+    if ask == "fetching":
+        return {"fetching": fetching.told(worker)}
     why = no_device_memory() if question.get("memory") == "device" else None
     if why is not None:
         return {"error": why}

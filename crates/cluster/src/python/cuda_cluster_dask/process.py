@@ -17,7 +17,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from cuda_cluster_dask import imports, kept_ports, ports
+from cuda_cluster_dask import frames, imports, kept_ports, ports
 from cuda_cluster_fork.failure import StartFailure, describe
 from cuda_cluster_dask.status import Status
 
@@ -89,7 +89,8 @@ def _run(role: str, settings: Settings, status: Status) -> int:
 
         serving = worker.serve(cast("WorkerSettings", settings), status)
     gc.enable()
-    return cast(int, internals.asyncio_run(serving, loop_factory=internals.get_loop_factory()))
+    factory = internals.get_loop_factory()
+    return cast(int, frames.in_one_piece(lambda: internals.asyncio_run(serving, loop_factory=factory)))
 
 
 def _check_direct() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from cuda_cluster_dask import joined
+from cuda_cluster_dask import joined, tasks
 from cuda_cluster_dask.internals import monotonic
 
 #: The most tasks that are told of, of all workers together, and of those that no worker may run.
@@ -33,10 +33,6 @@ PAUSED = {
 
 def told(scheduler: Scheduler) -> dict[str, Any]:
     """What the scheduler knows (`cluster::dask::client` in Rust)."""
-    counts: dict[str, int] = {}
-    for group in scheduler.task_groups.values():
-        for state, count in group.states.items():
-            counts[state] = counts.get(state, 0) + count
     now = time.time()
     each = max(1, PLACED // max(1, len(scheduler.workers)))
     placed = [one for ws in scheduler.workers.values() for one in _placed(ws, now, each)]
@@ -48,8 +44,8 @@ def told(scheduler: Scheduler) -> dict[str, Any]:
         HELD, itertools.islice(scheduler.unrunnable.items(), COUNTED), key=lambda one: one[1]
     )
     return {
-        "waiting": counts.get("waiting", 0),
-        "ready": counts.get("queued", 0),
+        "waiting": tasks.count(scheduler, "waiting"),
+        "ready": tasks.count(scheduler, "queued"),
         "unplaced": len(scheduler.unrunnable),
         "held": [
             {"name": _name(task), "why": _why(scheduler, task), "for_ms": int((monotonic() - since) * 1000)}
@@ -89,7 +85,12 @@ def _worker(ws: Any) -> dict[str, Any]:
 
 
 def _name(task: Any) -> str:
-    name = str(task.key)
+    return shown(task.key)
+
+
+def shown(key: Any) -> str:
+    """A key as it is told."""
+    name = str(key)
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
@@ -115,6 +116,11 @@ def _why(scheduler: Scheduler, task: Any) -> str:
     if task.host_restrictions:
         needs.append(f"it must run on the host {' or '.join(sorted(task.host_restrictions))}")
     for name, amount in (task.resource_restrictions or {}).items():
+        if not amount:
+            any_there = any(name in ws.resources for ws in there.values())
+            what = "none of these takes tasks now" if any_there else "there is none"
+            needs.append(f"it needs a worker with {name}, and {what}")
+            continue
         most = max((ws.resources.get(name, 0) for ws in there.values()), default=0)
         needs.append(f"it needs {name}={amount:g}, and the most is {most:g}")
     if not there:

@@ -19,12 +19,14 @@ from distributed import Scheduler
 
 from cuda_cluster_dask import (
     between,
+    by_kind,
     by_wires,
     control,
     dashboard,
     internals,
     joined,
     kept_ports,
+    meanwhile,
     ports,
     process,
     retirement,
@@ -55,6 +57,8 @@ async def serve(settings: SchedulerSettings, status: Status) -> int:
             atexit.register(_remove, copy)
         scheduler.add_plugin(joined.Watch(status, settings["version"]))
         learning = by_wires.add(scheduler, settings["gb_per_s"], settings["plan"]["place_by_wires"])
+        by_kind.add(scheduler, settings["plan"]["place_by_kind"])
+        scheduler.add_plugin(meanwhile.Meanwhile())
         _write_client_environment(settings, scheduler.address)
         if settings["plan"]["dashboard"]:
             dashboard.of_scheduler(scheduler, settings["plan"]["dashboard_prefix"])

@@ -37,11 +37,11 @@ class Plan(TypedDict):
     listen_address: str | None
     contact_address: str | None
     local_directory: str | None
-    resources: dict[str, float] | None
     death_timeout: str | None
     lifetime: str | None
     worker_class: str
     place_by_wires: bool
+    place_by_kind: bool
 
 
 class ForkServer(TypedDict):
@@ -118,6 +118,7 @@ class WorkerSettings(Settings):
     threads: int
     port: int | None
     memory_limit: int | None
+    resources: dict[str, float] | None
     device_memory_limit: int | None
     dashboard_address: str
     rmm: Rmm | None

@@ -1,4 +1,4 @@
-"""What Dask's tasks do, for the page: counts that the scheduler has anyway.
+"""What Dask's tasks do, for the page and for `why`: counts that the scheduler has anyway.
 
 *Invariant:* no task is looked at, however many there are.
 """
@@ -12,6 +12,9 @@ from distributed import Scheduler
 
 from cuda_cluster_dask import joined
 
+#: The heartbeats' word for the bytes that a worker has sent, to workers and to clients.
+SENT = "cuda_cluster_sent_bytes"
+
 #: Most prefixes of tasks that are told.
 MOST = 16
 
@@ -21,12 +24,11 @@ WAITS = {"waiting": "input", "no-worker": "able_worker", "queued": "room"}
 
 def told(scheduler: Scheduler) -> dict[str, Any]:
     """Counts by prefix, by what tasks wait for, and by worker (`cluster::dask::Tasks` in Rust)."""
-    prefixes = list(scheduler.task_prefixes.values())
-    functions = sorted(map(_function, prefixes), key=_tasks, reverse=True)
+    functions = sorted(map(_function, scheduler.task_prefixes.values()), key=_tasks, reverse=True)
     waiting = [
-        {"wait": wait, "tasks": count, "examples": []}
+        {"wait": wait, "tasks": waits, "examples": []}
         for state, wait in WAITS.items()
-        if (count := sum(prefix.states.get(state, 0) for prefix in prefixes))
+        if (waits := count(scheduler, state))
     ]
     return {
         "functions": [function for function in functions[:MOST] if _tasks(function)],
@@ -34,6 +36,11 @@ def told(scheduler: Scheduler) -> dict[str, Any]:
         "workers": [_worker(worker) for worker in scheduler.workers.values()],
         "has_pages": importlib.util.find_spec("bokeh") is not None,
     }
+
+
+def count(scheduler: Scheduler, state: str) -> int:
+    """Tasks in a state."""
+    return sum(prefix.states.get(state, 0) for prefix in scheduler.task_prefixes.values())
 
 
 def _tasks(function: dict[str, Any]) -> int:
@@ -64,4 +71,6 @@ def _worker(worker: Any) -> dict[str, Any]:
         "kept": len(worker.has_what),
         "transfers": transfer.get("incoming_count_total", 0),
         "incoming_bytes": transfer.get("incoming_bytes", 0),
+        # None of one that is not ours, or of an older version.
+        "sent_bytes": worker.metrics.get(SENT),
     }

@@ -19,6 +19,7 @@ from distributed import Status as Phase
 from cuda_cluster_dask import (
     control,
     dashboard,
+    fetching,
     gpu,
     internals,
     joined,
@@ -27,6 +28,7 @@ from cuda_cluster_dask import (
     ports,
     process,
     storage,
+    tasks,
     verify,
     wakeup,
 )
@@ -36,7 +38,10 @@ from cuda_cluster_dask.internals import (
     LIFETIME,
     REMOVED,
     UNWANTED,
+    get_address_host,
     get_address_host_port,
+    get_ip,
+    get_ipv6,
     import_term,
 )
 from cuda_cluster_dask.nanny import Nanny
@@ -109,7 +114,7 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         memory_limit=settings["memory_limit"] or 0,
         data=data,
         plugins=plugins,
-        resources=settings["plan"]["resources"],
+        resources=settings["resources"],
         local_directory=settings["plan"]["local_directory"],
         dashboard=False,
         dashboard_address=ports.dashboard_address(settings["dashboard_address"]),
@@ -117,12 +122,13 @@ async def serve(settings: WorkerSettings, status: Status) -> int:
         preload=settings["plan"]["preload"],
         death_timeout=death_timeout,
         lifetime=parse_timedelta(settings["plan"]["lifetime"]),
-        **place(settings),
+        **place(settings, str(nanny.scheduler_addr)),
     )
     if settings["plan"]["protocol"] == "direct":
         from cuda_cluster import comm
 
         worker.metrics["direct"] = comm.metrics
+    worker.metrics[tasks.SENT] = internals.sent_bytes
     if settings["joins"]:
         said = await joined.about(settings["version"])
         worker.startup_information[joined.KEY] = lambda _: said
@@ -220,19 +226,27 @@ async def say_goodbye(worker: Worker) -> bool:
     return True
 
 
-def place(settings: WorkerSettings) -> dict[str, Any]:
+def place(settings: WorkerSettings, scheduler: str) -> dict[str, Any]:
     """Where the worker listens, and how it is reached."""
     listen, contact = settings["plan"]["listen_address"], settings["plan"]["contact_address"]
     port = settings["port"]
     if listen is None:
+        host, interface = settings["plan"]["host"], settings["plan"]["interface"]
+        if host is None and interface is None and settings["plan"]["protocol"] not in ("tcp", "tls"):
+            # Dask's workers look from where the scheduler is reached for these two alone.
+            theirs = get_address_host(scheduler)
+            host = bracketed(get_ipv6(theirs) if ":" in theirs else get_ip(theirs))
         return {
-            "host": settings["plan"]["host"],
-            "interface": settings["plan"]["interface"],
+            "host": host,
+            "interface": interface,
             "port": port and ports.free(settings, (port, port), required=True),
         }
     host, port = get_address_host_port(listen, strict=True)
-    host = f"[{host}]" if ":" in host else host
-    return {"host": host, "port": port, "contact_address": contact or listen}
+    return {"host": bracketed(host), "port": port, "contact_address": contact or listen}
+
+
+def bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class Supervised(Worker):
@@ -247,7 +261,8 @@ class Supervised(Worker):
     async def gather_dep(self, worker: str, to_gather: Any, total_nbytes: int, *, stimulus_id: str) -> Any:
         if hasattr(self.data, "make_room"):
             self.data.make_room(total_nbytes)
-        return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+        with fetching.lasts(worker, to_gather, total_nbytes):
+            return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
         if self.tell_first_task is not None:

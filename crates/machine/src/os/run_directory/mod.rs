@@ -34,7 +34,7 @@ mod prune;
 pub use error::RunDirectoryError;
 pub use paths::{Paths, SecretFileError};
 use place::is_at;
-pub use prune::forget_failed_start;
+pub use prune::{forget_ended, forget_failed_start};
 
 /// Longest path of a Unix socket: `sun_path` is 108 bytes, and one is its terminating zero.
 pub const SOCKET_PATH_LIMIT: usize = 107;
@@ -277,6 +277,7 @@ impl RunDirectory {
             let _ = fs::remove_file(path);
         }
         let _ = fs::remove_dir_all(paths.pmix());
+        let _ = fs::remove_dir_all(paths.carried());
     }
 
     /// Removes all files of a dead cluster, including its logs, which belong to another cluster.

@@ -27,6 +27,7 @@ const STALL: &str = "stall.json";
 const AUDIT: &str = "audit.json";
 const AUDIT_LOGS: &str = "audit";
 const SECRET: &str = "secret";
+const CARRIED: &str = "carried";
 const EVENTS: &str = "events.jsonl";
 const HISTORY: &str = "history";
 const LOGS: &str = "logs";
@@ -133,6 +134,11 @@ impl Paths {
     /// The cluster's secret.
     pub fn secret(&self) -> PathBuf {
         self.root.join(SECRET)
+    }
+
+    /// The folder for files of another machine that this cluster's processes read.
+    pub fn carried(&self) -> PathBuf {
+        self.root.join(CARRIED)
     }
 
     /// Reads the cluster's secret.

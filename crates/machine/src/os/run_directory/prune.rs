@@ -48,12 +48,17 @@ pub fn forget_failed_start(name: &ClusterName) {
     let of_a_program =
         name.as_str().starts_with("embedded-") || name.as_str().starts_with("python-");
     if of_a_program && is_made_up(name) {
-        let paths = Paths::of(name);
-        if let Ok(Some(directory)) = RunDirectory::left_over(name, &paths, ENDING) {
-            directory.sweep();
-            // If that fails, a later start removes it.
-            let _ = directory.remove();
-        }
+        forget_ended(name);
+    }
+}
+
+/// Removes what a cluster of this name has left that has ended, or ends in the next moments.
+pub fn forget_ended(name: &ClusterName) {
+    let paths = Paths::of(name);
+    if let Ok(Some(directory)) = RunDirectory::left_over(name, &paths, ENDING) {
+        directory.sweep();
+        // If that fails, a later start removes it.
+        let _ = directory.remove();
     }
 }
 

@@ -14,10 +14,9 @@ impl Core {
             return format!("{id} is not known: it was never submitted, or everybody released it");
         };
         let Some(key) = object.producer else {
-            return format!(
-                "{id} was put, not computed; {} workers have it",
-                object.replicas().len()
-            );
+            let replicas = object.replicas().len();
+            let have = if replicas == 1 { "worker has" } else { "workers have" };
+            return format!("{id} was put, not computed; {replicas} {have} it");
         };
         let task = &self.tasks[key];
         let what = &self.functions[task.function as usize].name;
@@ -32,9 +31,10 @@ impl Core {
                 let before = self.ready.iter().take(COUNTED + 1);
                 let before = before.take_while(|entry| entry.task != key).count();
                 let more = if before > COUNTED { "more than " } else { "" };
+                let go = if before == 1 { "task goes" } else { "tasks go" };
                 let _ = write!(
                     text,
-                    "could run; {more}{} tasks go before it, no worker has room",
+                    "could run; {more}{} {go} before it, no worker has room",
                     before.min(COUNTED)
                 );
             }
@@ -70,7 +70,12 @@ impl Core {
             .take(4)
             .map(|input| self.objects[*input].id.to_string())
             .collect();
-        let _ = write!(text, "waits for {} inputs: {}", task.missing, missing.join(", "));
+        let inputs = if task.missing == 1 {
+            "an input".to_owned()
+        } else {
+            format!("{} inputs", task.missing)
+        };
+        let _ = write!(text, "waits for {inputs}: {}", missing.join(", "));
         if task.missing as usize > missing.len() {
             text.push_str(", …");
         }

@@ -1,9 +1,13 @@
 //! What a program or a library says of its own code: how its stacks are unwound, and the names of
 //! its functions.
+//!
+//! *Invariant:* who reads a file has a place in it of its own: many threads read one at a time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use elf_object::read::ReadCache;
@@ -55,7 +59,7 @@ const EH_FRAME_HDR: &str = ".eh_frame_hdr";
 
 impl Image {
     fn read(file: File) -> Option<Self> {
-        let cache = ReadCache::new(file.try_clone().ok()?);
+        let cache = ReadCache::new(Reader::of(&file));
         let object = elf_object::File::parse(&cache).ok()?;
         let segments = object.segments().map(|segment| {
             let (offset, length) = segment.file_range();
@@ -108,7 +112,7 @@ impl Image {
     }
 
     fn look_up(&self, address: u64) -> Named {
-        let cache = ReadCache::new(self.file.try_clone().ok()?);
+        let cache = ReadCache::new(Reader::of(&self.file));
         let object = elf_object::File::parse(&cache).ok()?;
         let of_code = |symbol: &elf_object::Symbol<'_, '_, _>| symbol.kind() == SymbolKind::Text;
         let at = |symbol: &elf_object::Symbol<'_, '_, _>| {
@@ -118,6 +122,38 @@ impl Image {
         let symbols = object.symbols().chain(object.dynamic_symbols());
         let symbol = symbols.filter(of_code).find(at)?;
         Some((address.checked_sub(symbol.address())?, demangled(symbol.name().ok()?)))
+    }
+}
+
+/// Reads a file from a place that is nobody else's, as that of a descriptor's copy would be.
+struct Reader<'a> {
+    file: &'a File,
+    place: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn of(file: &'a File) -> Self {
+        Self { file, place: 0 }
+    }
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.place)?;
+        self.place += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Reader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let place = match to {
+            SeekFrom::Start(place) => Some(place),
+            SeekFrom::Current(away) => self.place.checked_add_signed(away),
+            SeekFrom::End(away) => self.file.metadata()?.len().checked_add_signed(away),
+        };
+        self.place = place.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.place)
     }
 }
 
@@ -141,6 +177,27 @@ mod tests {
         assert_eq!(demangled("MPI_Allreduce"), "MPI_Allreduce");
         assert_eq!(demangled("_ZN4gloo9allreduceERNS_16AllreduceOptionsE"), "gloo::allreduce");
         assert_eq!(demangled("_RNvC6_123foo3bar"), "123foo::bar");
+    }
+
+    #[test]
+    fn names_are_the_same_when_many_look_at_once() {
+        let own =
+            || Image::read(File::open("/proc/self/exe").expect("it runs")).expect("a program");
+        let image = own();
+        let own_code =
+            |one: &Mapping| one.range.contains(&(demangled as fn(&str) -> String as usize as u64));
+        let mappings = super::super::maps::mappings(std::process::id());
+        let code = mappings.into_iter().find(own_code).expect("this function is somewhere");
+        let places = (1..17).filter_map(|at| image.stated(&code, code.range.start + at * 0x3000));
+        let places: Vec<u64> = places.collect();
+        let alone: Vec<Named> = places.iter().map(|at| own().look_up(*at)).collect();
+        std::thread::scope(|scope| {
+            let looks = places.iter().map(|at| scope.spawn(|| image.look_up(*at)));
+            let looks: Vec<_> = looks.collect();
+            let together = looks.into_iter().map(|look| look.join().expect("no panic"));
+            assert_eq!(together.collect::<Vec<_>>(), alone);
+        });
+        assert!(alone.iter().any(Option::is_some), "some are functions");
     }
 
     #[test]

@@ -62,7 +62,9 @@ impl<'a> Native<'a> {
             // A thread that waits has told no frame pointer.
             let next = match next {
                 Ok(Some(next)) => Some(next),
-                _ if registers.frame() == 0 => self.caller(begin, sample, &mut registers),
+                _ if registers.frame() == 0 => self
+                    .told_by_its_begin(begin, at, sample, &mut registers)
+                    .or_else(|| self.caller(begin, sample, &mut registers)),
                 _ => None,
             };
             match next.and_then(FrameAddress::from_return_address) {
@@ -71,6 +73,39 @@ impl<'a> Native<'a> {
             }
         }
         functions
+    }
+
+    /// Where a function that begins here returns to, and the registers there, by the room that its
+    /// first instructions make below the frame pointer.
+    #[cfg(target_arch = "x86_64")]
+    fn told_by_its_begin(
+        &self,
+        begin: Option<u64>,
+        at: u64,
+        sample: &Sample,
+        registers: &mut UnwindRegsNative,
+    ) -> Option<u64> {
+        let saved = registers.stack().checked_add(memory::frame(self.pid, begin?, at)?)?;
+        let (_, frame, back) = sample.pairs_from(saved).next()?;
+        // It may have moved the stack pointer since.
+        if !self.is_code(back) || !memory::may_call(self.pid, back) {
+            return None;
+        }
+        let frame = if frame > saved && sample.word(frame).is_some() { frame } else { 0 };
+        registers.enter(saved + 16, frame, back);
+        Some(back)
+    }
+
+    /// Where frame pointers lie is known for x86 alone.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn told_by_its_begin(
+        &self,
+        _: Option<u64>,
+        _: u64,
+        _: &Sample,
+        _: &mut UnwindRegsNative,
+    ) -> Option<u64> {
+        None
     }
 
     /// Where a function that begins here returns to, and the registers there, found by looking

@@ -69,14 +69,16 @@ pub(super) enum Step {
 }
 
 /// A vertical line.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Wire {
+#[derive(Clone, Debug)]
+pub(super) struct Wire<'a> {
     pub(super) x: f64,
     pub(super) from: f64,
     pub(super) to: f64,
     pub(super) step: Step,
-    /// Switches along the wire that have no bar of their own.
-    pub(super) switches: usize,
+    /// Switches along the wire that have no bar of their own, by their bridges.
+    pub(super) passed: Vec<Option<&'a str>>,
+    /// The switch whose bar it ends at.
+    pub(super) switch: Option<Option<&'a str>>,
     /// The device that it ends at, rather than a bar.
     pub(super) device: Option<Device>,
 }
@@ -90,7 +92,7 @@ pub(super) struct Layout<'a> {
     pub(super) switches: Vec<(Rect, Option<&'a str>)>,
     pub(super) gpus: BTreeMap<u32, (Rect, &'a Gpu)>,
     pub(super) nics: Vec<(Rect, u32, &'a Nic)>,
-    pub(super) wires: Vec<Wire>,
+    pub(super) wires: Vec<Wire<'a>>,
     pub(super) right: f64,
     pub(super) bottom: f64,
 }
@@ -105,7 +107,7 @@ pub(super) struct Room {
 /// A part without the switches that have only one child: the wire passes through those.
 struct Branch<'a> {
     what: What<'a>,
-    passed: usize,
+    passed: Vec<Option<&'a str>>,
     below: Vec<Branch<'a>>,
 }
 
@@ -119,11 +121,12 @@ impl<'a> Branch<'a> {
         let below = parts.map(Branch::of).filter(|branch| !empty(branch));
         let mut below: Vec<Branch<'a>> = below.collect();
         match (part.what, below.len()) {
-            (What::Switch(_), 1) => {
-                let only = below.remove(0);
-                Branch { passed: only.passed + 1, ..only }
+            (What::Switch(name), 1) => {
+                let mut only = below.remove(0);
+                only.passed.insert(0, name);
+                only
             }
-            (what, _) => Branch { what, passed: 0, below },
+            (what, _) => Branch { what, passed: Vec::new(), below },
         }
     }
 
@@ -249,22 +252,21 @@ impl<'a> Layout<'a> {
             if let What::Host(name) = host.what {
                 self.hosts.push((host_bar, name));
             }
-            self.wire(host_bar.middle(), bar.bottom(), host_bar.y, Step::Node, 0);
+            self.wire(host_bar.middle(), bar.bottom(), host_bar.y, Step::Node, host);
             self.below(host, &host_bar, levels.switch, levels);
             at += w + GAP;
         }
         x + width
     }
 
-    fn wire(&mut self, x: f64, from: f64, to: f64, step: Step, switches: usize) {
-        self.wires.push(Wire { x, from, to, step, switches, device: None });
-    }
-
-    fn wire_to(&mut self, device: Device, at: f64, bar: &Rect, card: &Rect, step: Step, n: usize) {
-        self.wire(at, bar.bottom(), card.y, step, n);
-        if let Some(wire) = self.wires.last_mut() {
-            wire.device = Some(device);
-        }
+    fn wire(&mut self, x: f64, from: f64, to: f64, step: Step, end: &Branch<'a>) {
+        let (device, switch) = match end.what {
+            What::Gpu(gpu) => (Some(Device::Gpu(gpu.index)), None),
+            What::Nic(number, _) => (Some(Device::Nic(number)), None),
+            What::Switch(name) => (None, Some(name)),
+            _ => (None, None),
+        };
+        self.wires.push(Wire { x, from, to, step, passed: end.passed.clone(), switch, device });
     }
 
     /// Places what is below a bar: its own devices on the left, switches beside them.
@@ -275,7 +277,7 @@ impl<'a> Layout<'a> {
         for switch in part.below.iter().filter(|part| !part.is_device()) {
             let rect = Rect { x, y: next, w: switch.width(), h: SWITCH_BAR };
             let step = if host { Step::Phb } else { Step::Pxb };
-            self.wire(rect.middle(), bar.bottom(), rect.y, step, switch.passed);
+            self.wire(rect.middle(), bar.bottom(), rect.y, step, switch);
             if let What::Switch(name) = switch.what {
                 self.switches.push((rect, name));
             }
@@ -287,10 +289,10 @@ impl<'a> Layout<'a> {
     /// Places a bar's own devices: GPUs in the lower row, NICs above them and in free positions.
     fn devices(&mut self, part: &Branch<'a>, bar: &Rect, levels: &Levels) {
         let host = matches!(part.what, What::Host(_));
-        let step = |passed: usize| match (host, passed) {
+        let step = |device: &Branch<'_>| match (host, device.passed.is_empty()) {
             (true, _) => Step::Phb,
-            (false, 0) => Step::Pix,
-            (false, _) => Step::Pxb,
+            (false, true) => Step::Pix,
+            (false, false) => Step::Pxb,
         };
         let left = |column: usize| bar.x + column as f64 * (COLUMN + GAP);
         let columns = part.columns();
@@ -304,8 +306,7 @@ impl<'a> Layout<'a> {
                     // Beside the NIC above it, if there is one.
                     let beside = gpus_seen < nics.min(columns);
                     let at = if beside { x + COLUMN - 10.0 } else { rect.middle() };
-                    let end = Device::Gpu(gpu.index);
-                    self.wire_to(end, at, bar, &rect, step(device.passed), device.passed);
+                    self.wire(at, bar.bottom(), rect.y, step(device), device);
                     self.gpus.insert(gpu.index.0, (rect, gpu));
                     gpus_seen += 1;
                 }
@@ -321,8 +322,7 @@ impl<'a> Layout<'a> {
                         Rect { x, y: levels.nic, w: NIC_WIDTH, h: NIC_HEIGHT }
                     };
                     let at = if lower { x + COLUMN - 10.0 } else { rect.middle() };
-                    let end = Device::Nic(number);
-                    self.wire_to(end, at, bar, &rect, step(device.passed), device.passed);
+                    self.wire(at, bar.bottom(), rect.y, step(device), device);
                     self.nics.push((rect, number, nic));
                     nics_seen += 1;
                 }

@@ -2,7 +2,7 @@
 //!
 //! CPUs are at the top, GPUs at the bottom with their NVLinks below them. The colours of the wires
 //! stand for the kinds of links: the highest colour on the way between two devices is their link in
-//! the matrix.
+//! the matrix. Their widths are what the links carry, if somebody says so.
 //!
 //! The same picture can be drawn for a page that brings it to life: without colours of texts, in
 //! groups that name what they show, and with places for what changes.
@@ -12,14 +12,18 @@
 mod cards;
 mod layout;
 mod nvlinks;
+mod style;
+mod widths;
 mod workers;
 
 use super::hierarchy::packages;
 use crate::text::xml_escaped;
-use crate::topology::{Occupant, Topology};
+use crate::topology::{LinkRates, Occupant, Topology};
 use crate::units::HumanBytes;
 use layout::{Layout, Rect, Room, SWITCH_BAR, Step, Wire};
 use nvlinks::Fabric;
+use style::STYLE;
+use widths::Widths;
 
 const MARGIN: f64 = 28.0;
 /// Width of a character of the legend in the widest of its fonts.
@@ -38,29 +42,27 @@ const SYS: &str = "#e0555a";
 /// On a page, where red is for what is wrong.
 const LIVE_SYS: &str = "#7b8799";
 
-const STYLE: &str = "\
-text{font-family:'Inter','Segoe UI','Helvetica Neue',Arial,'DejaVu Sans',sans-serif;fill:#26324a}\
-.small{font-size:10px;fill:#5b6780}.label{font-size:12px;fill:#5b6780}.strong{font-weight:600}\
-.mono{font-family:'JetBrains Mono','DejaVu Sans Mono',monospace;font-size:9.5px;fill:#5b6780}";
-
 impl Topology {
     /// The machine as a picture.
     pub fn to_svg(&self) -> String {
-        self.to_svg_with(&[])
+        self.to_svg_with(&[], &LinkRates::default())
     }
 
     /// The machine as a picture, with workers on their GPUs, their CPUs, and lines to their NICs.
-    pub fn to_svg_with(&self, workers: &[Occupant]) -> String {
-        self.drawn(workers, Canvas::default())
+    /// Lines are as wide as their links are fast, if anything is known of that.
+    pub fn to_svg_with(&self, workers: &[Occupant], rates: &LinkRates) -> String {
+        self.drawn(workers, Widths::new(rates), Canvas::default())
     }
 
     /// The machine for a page with a stylesheet and a script of its own: each device and worker is
     /// a group with its name in `data-device` or `data-worker`, and nothing has inline styles.
     pub fn to_live_svg(&self, workers: &[Occupant]) -> String {
-        self.drawn(workers, Canvas { live: true, ..Canvas::default() })
+        // There widths are what goes over the links.
+        let rates = LinkRates::default();
+        self.drawn(workers, Widths::new(&rates), Canvas { live: true, ..Canvas::default() })
     }
 
-    fn drawn(&self, workers: &[Occupant], mut canvas: Canvas) -> String {
+    fn drawn(&self, workers: &[Occupant], mut widths: Widths<'_>, mut canvas: Canvas) -> String {
         let packages = packages(self);
         let room = Room { strip: workers::strip(workers, canvas.live) };
         // A page has a heading of its own.
@@ -71,14 +73,14 @@ impl Topology {
             layout = Layout::new(&packages, MARGIN + free / 2.0, head, room);
         }
         frames(&mut canvas, &layout);
-        sys(&mut canvas, &layout, head);
-        layout.wires.iter().for_each(|wire| draw_wire(&mut canvas, wire));
+        sys(&mut canvas, &layout, head, &mut widths);
+        layout.wires.iter().for_each(|wire| draw_wire(&mut canvas, wire, &mut widths));
         bars(&mut canvas, self, &layout);
         layout.gpus.values().for_each(|(rect, gpu)| cards::gpu(&mut canvas, rect, gpu));
         layout.nics.iter().for_each(|(rect, at, nic)| cards::nic(&mut canvas, rect, *at, nic));
         workers::draw(&mut canvas, self, &layout, workers);
-        let fabric = nvlinks::draw(&mut canvas, self, &layout);
-        let bottom = legend(&mut canvas, self, &layout, &fabric, workers);
+        let fabric = nvlinks::draw(&mut canvas, self, &layout, &mut widths);
+        let bottom = legend(&mut canvas, self, &layout, (&fabric, &widths), workers);
         let width = if canvas.live {
             layout.right.max(LIVE_NARROWEST)
         } else {
@@ -206,13 +208,13 @@ fn title(canvas: &mut Canvas, topology: &Topology) {
 }
 
 /// The line between NUMA nodes.
-fn sys(canvas: &mut Canvas, layout: &Layout<'_>, head: f64) {
-    let y = head - 14.0;
+fn sys(canvas: &mut Canvas, layout: &Layout<'_>, head: f64, widths: &mut Widths<'_>) {
+    let (y, rate) = (head - 14.0, widths.of_sockets());
     let at: Vec<f64> = layout.nodes.iter().map(|(_, bar, ..)| bar.right() - 26.0).collect();
     if let [first, .., last] = at.as_slice() {
-        canvas.line((*first, y), (*last, y), SYS, 3.0);
+        widths.line(canvas, [(*first, y), (*last, y)], (SYS, 3.0), rate);
         for ((_, bar, ..), x) in layout.nodes.iter().zip(&at) {
-            canvas.line((*x, y), (*x, bar.y), SYS, 3.0);
+            widths.line(canvas, [(*x, y), (*x, bar.y)], (SYS, 3.0), rate);
         }
     }
 }
@@ -279,16 +281,41 @@ fn colour(step: Step) -> &'static str {
     }
 }
 
-fn draw_wire(canvas: &mut Canvas, wire: &Wire) {
+fn draw_wire(canvas: &mut Canvas, wire: &Wire<'_>, widths: &mut Widths<'_>) {
     let device = wire.device.map(|device| device.to_string()).unwrap_or_default();
     canvas.open("wire", &[("data-device", &device)]);
-    canvas.line((wire.x, wire.from), (wire.x, wire.to), colour(wire.step), 2.2);
-    if wire.switches > 0 {
+    let ends = [(wire.x, wire.from), (wire.x, wire.to)];
+    widths.line(canvas, ends, (colour(wire.step), 2.2), widths.of_wire(wire));
+    if !wire.passed.is_empty() {
         let pip = Rect { x: wire.x - 5.0, y: wire.from + 6.0, w: 10.0, h: 10.0 };
-        let words = format!("{} more PCIe switch(es)", wire.switches);
+        let words = format!("{} more PCIe switch(es)", wire.passed.len());
         canvas.rect(&pip, 3.0, "#d8e8fd", colour(wire.step), &words);
     }
     canvas.close();
+}
+
+/// Where the next entry of the legend comes.
+struct Place {
+    x: f64,
+    y: f64,
+    right: f64,
+}
+
+impl Place {
+    /// The place for an entry of this width: on the next line if it doesn't fit.
+    fn next(&mut self, width: f64) -> (f64, f64) {
+        if self.x > MARGIN && self.x + width > self.right {
+            (self.x, self.y) = (MARGIN, self.y + 16.0);
+        }
+        let at = self.x;
+        self.x += width + 18.0;
+        (at, self.y)
+    }
+}
+
+/// The room that words of the legend take.
+fn length(words: &str) -> f64 {
+    words.chars().count() as f64 * LEGEND_CHARACTER
 }
 
 /// Draws the legend; returns its end.
@@ -296,7 +323,7 @@ fn legend(
     canvas: &mut Canvas,
     topology: &Topology,
     layout: &Layout<'_>,
-    fabric: &Fabric,
+    (fabric, widths): (&Fabric, &Widths<'_>),
     workers: &[Occupant],
 ) -> f64 {
     let drawn = |step: Step| layout.wires.iter().any(|wire| wire.step == step);
@@ -310,19 +337,28 @@ fn legend(
     ];
     let pci = kinds.iter().filter(|(drawn, ..)| *drawn);
     let pci = pci.map(|(_, colour, words)| ((*colour).to_owned(), (*words).to_owned()));
-    let (mut x, mut top) = (MARGIN, fabric.bottom + 34.0);
     canvas.open("legend", &[]);
     let right = layout.right.max(if canvas.live { LIVE_NARROWEST } else { NARROWEST - MARGIN });
-    let length = |words: &str| words.chars().count() as f64 * LEGEND_CHARACTER;
+    let mut place = Place { x: MARGIN, y: fabric.bottom + 34.0, right };
     for (colour, words) in fabric.colours.iter().cloned().chain(pci) {
-        if x > MARGIN && x + 29.0 + length(&words) > right {
-            (x, top) = (MARGIN, top + 16.0);
-        }
-        canvas.line((x, top), (x + 22.0, top), &colour, 3.6);
-        canvas.text(x + 29.0, top + 4.0, "small", "", &words);
-        x += 29.0 + length(&words) + 18.0;
+        let (x, y) = place.next(29.0 + length(&words));
+        canvas.line((x, y), (x + 22.0, y), &colour, 3.6);
+        canvas.text(x + 29.0, y + 4.0, "small", "", &words);
     }
     canvas.close();
+    if widths.are_told() {
+        let heading = "Widths: what one copy should get of the link alone, in one direction.";
+        place = Place { x: MARGIN, y: place.y + 22.0, right };
+        let (x, y) = place.next(length(heading));
+        canvas.text(x, y + 4.0, "small", "", heading);
+        for (stroke, words) in widths.legend() {
+            let (x, y) = place.next(29.0 + length(&words));
+            let line = format!("x1=\"{x:.1}\" y1=\"{y:.1}\" x2=\"{:.1}\" y2=\"{y:.1}\"", x + 22.0);
+            canvas.push(&format!("<line {line} {stroke}/>"));
+            canvas.text(x + 29.0, y + 4.0, "small", "", &words);
+        }
+    }
+    let top = place.y;
     if topology.links.is_empty() {
         return top;
     }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::layout::{Layout, Rect};
+use super::widths::Widths;
 use super::{Canvas, MARGIN};
 use crate::topology::{Device, LinkKind, NvLinkPeer, Topology};
 
@@ -19,7 +20,12 @@ pub(super) struct Fabric {
 const GREENS: [&str; 4] = ["#a6d468", "#6fb52c", "#4b8f12", "#2f6504"];
 
 /// Draws the NVLinks; returns where they end.
-pub(super) fn draw(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>) -> Fabric {
+pub(super) fn draw(
+    canvas: &mut Canvas,
+    topology: &Topology,
+    layout: &Layout<'_>,
+    widths: &mut Widths<'_>,
+) -> Fabric {
     let mut pairs: Vec<(u32, u32, u8)> = Vec::new();
     for (a, b, kind) in topology.links.iter() {
         if let (Device::Gpu(a), Device::Gpu(b), LinkKind::Nv(links)) = (a, b, kind) {
@@ -36,10 +42,39 @@ pub(super) fn draw(canvas: &mut Canvas, topology: &Topology, layout: &Layout<'_>
     let complete = pairs.len() == joined.len() * joined.len().saturating_sub(1) / 2;
     match (pairs.is_empty(), counts.first()) {
         (false, Some(links)) if counts.len() == 1 && complete && (switched || joined.len() > 5) => {
-            bar(canvas, topology, layout, &joined, *links, switched)
+            strands(canvas, layout, &joined, widths);
+            bar(canvas, topology, layout, *links, switched)
         }
-        (false, _) => arcs(canvas, layout, &pairs, &counts),
+        (false, _) => arcs(canvas, layout, &pairs, &counts, widths),
         (true, _) => Fabric { bottom: layout.bottom, colours: Vec::new() },
+    }
+}
+
+/// Where the bar is.
+fn place_of_bar(layout: &Layout<'_>) -> Rect {
+    let left = layout.packages.first().map_or(MARGIN, |(rect, _)| rect.x);
+    Rect { x: left, y: layout.bottom + 34.0, w: layout.right - left, h: 36.0 }
+}
+
+/// Draws what joins the GPUs to the bar.
+fn strands(
+    canvas: &mut Canvas,
+    layout: &Layout<'_>,
+    joined: &BTreeSet<u32>,
+    widths: &mut Widths<'_>,
+) {
+    let end = place_of_bar(layout).y;
+    let cards = joined.iter().filter_map(|gpu| Some((gpu, &layout.gpus.get(gpu)?.0)));
+    for (gpu, card) in cards {
+        canvas.open("nvlink", &[("data-device", &format!("GPU{gpu}"))]);
+        // One line is as wide as all of a GPU's links are fast.
+        let strands = if widths.are_told() { &[0.0][..] } else { &[-9.0, -3.0, 3.0, 9.0] };
+        for strand in strands {
+            let x = card.middle() + strand;
+            let ends = [(x, card.bottom()), (x, end)];
+            widths.line(canvas, ends, (GREENS[1], 2.4), widths.of_gpu(*gpu));
+        }
+        canvas.close();
     }
 }
 
@@ -47,22 +82,10 @@ fn bar(
     canvas: &mut Canvas,
     topology: &Topology,
     layout: &Layout<'_>,
-    joined: &BTreeSet<u32>,
     links: u8,
     switched: bool,
 ) -> Fabric {
-    let cards: Vec<&Rect> =
-        joined.iter().filter_map(|gpu| layout.gpus.get(gpu)).map(|(rect, _)| rect).collect();
-    let left = layout.packages.first().map_or(MARGIN, |(rect, _)| rect.x);
-    let rect = Rect { x: left, y: layout.bottom + 34.0, w: layout.right - left, h: 36.0 };
-    for (gpu, card) in joined.iter().zip(&cards) {
-        canvas.open("nvlink", &[("data-device", &format!("GPU{gpu}"))]);
-        for strand in [-9.0, -3.0, 3.0, 9.0] {
-            let x = card.middle() + strand;
-            canvas.line((x, card.bottom()), (x, rect.y), GREENS[1], 2.4);
-        }
-        canvas.close();
-    }
+    let rect = place_of_bar(layout);
     canvas.open("nvswitch", &[]);
     canvas.rect(&rect, 9.0, "#dff1c2", "#6fb52c", "");
     let speed = topology.gpus.iter().flat_map(|gpu| &gpu.nvlinks).find_map(|link| link.gb_per_s);
@@ -90,6 +113,7 @@ fn arcs(
     layout: &Layout<'_>,
     pairs: &[(u32, u32, u8)],
     counts: &BTreeSet<u8>,
+    widths: &mut Widths<'_>,
 ) -> Fabric {
     let shade = |links: u8| {
         let at = counts.iter().position(|count| *count == links).unwrap_or(0);
@@ -133,13 +157,15 @@ fn arcs(
         let depth = (44.0 + (xb - xa).abs() * 0.20).min(240.0);
         deepest = deepest.max(depth);
         let control = top + depth * 4.0 / 3.0;
-        let width = 2.0 + f64::from((*links).min(12)) * 0.55;
+        let plain = 2.0 + f64::from((*links).min(12)) * 0.55;
+        let (stroke, rate) = widths.stroke(widths.of_pair(*a, *b), plain);
+        let rate = rate.map_or(String::new(), |rate| format!(", {rate}"));
         let ends = [("data-a", format!("GPU{a}")), ("data-b", format!("GPU{b}"))];
         canvas.open("arc", &[(ends[0].0, &ends[0].1), (ends[1].0, &ends[1].1)]);
         canvas.push(&format!(
             "<path d=\"M{xa:.1} {top:.1} C{xa:.1} {control:.1} {xb:.1} {control:.1} {xb:.1} {top:.1}\" \
-             fill=\"none\" stroke=\"{}\" stroke-width=\"{width:.1}\" stroke-opacity=\"0.92\">\
-             <title>GPU{a} to GPU{b}: NV{links}</title></path>",
+             fill=\"none\" stroke=\"{}\" {stroke} stroke-opacity=\"0.92\">\
+             <title>GPU{a} to GPU{b}: NV{links}{rate}</title></path>",
             shade(*links)
         ));
         canvas.close();

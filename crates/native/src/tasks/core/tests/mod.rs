@@ -157,7 +157,10 @@ fn explain_says_what_a_task_waits_for() {
     world.handle(Event::Submit { client: 1, task: task(0, &[]) });
     world.handle(Event::Submit { client: 1, task: task(1, &[id(0)]) });
     let why = world.core.explain(id(1));
-    assert!(why.contains("waits for 1 inputs: 1:0"), "{why}");
+    assert!(why.contains("waits for an input: 1:0"), "{why}");
+    world.handle(Event::Submit { client: 1, task: task(3, &[id(0), id(1)]) });
+    let why = world.core.explain(id(3));
+    assert!(why.contains("waits for 2 inputs: 1:0, 1:1"), "{why}");
     let mut pinned = task(2, &[]);
     pinned.wishes.on = Some("gpu9".to_owned());
     world.join();
