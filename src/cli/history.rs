@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
+use serde::Serialize;
 
 use super::failure::{Exit, Failure};
 use super::output::{self, Form};
@@ -47,6 +48,17 @@ const LEAST_CPUS: f64 = 0.1;
 /// Points of the JSON form.
 const POINTS: usize = 1000;
 
+/// Of the JSON form.
+const VERSION: u32 = 1;
+
+/// The JSON form.
+#[derive(Serialize)]
+struct Shown {
+    version: u32,
+    #[serde(flatten)]
+    curves: Curves,
+}
+
 /// Shows a history.
 pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let (paths, _) = reach::find_also_ended(arguments.name.as_ref())?;
@@ -55,7 +67,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let end = history.bounds().map(|(_, end)| end);
     let since = end.zip(span).map(|(end, span)| end.saturating_sub(span));
     if matches!(arguments.output, Form::Json) {
-        output::print_json(&history.curves(since, None, POINTS))?;
+        let curves = history.curves(since, None, POINTS);
+        output::print_json(&Shown { version: VERSION, curves })?;
         return Ok(Exit::Done);
     }
     let names = history.shape().processes.iter().map(String::len).max().unwrap_or(0);

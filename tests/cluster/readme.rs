@@ -88,8 +88,14 @@ fn whatever_the_readme_says_prints_json_says_its_version() {
     let sandbox = Sandbox::new();
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
     let readme = std::fs::read_to_string(readme).expect("README.md");
-    let (said, _) = readme.split_once(" have `-o json` with a `version`").expect("the sentence");
-    let said = said.rsplit("\n\n").next().unwrap_or_default();
+    // Wherever its lines end.
+    let has = ["have", "`-o", "json`", "with", "a", "`version`"];
+    let paragraphs = readme.split("\n\n").map(|text| text.split_whitespace().collect::<Vec<_>>());
+    let said = paragraphs.filter_map(|words| {
+        let at = words.windows(has.len()).position(|some| some == has)?;
+        Some(words[..at].join(" "))
+    });
+    let said = said.last().expect("the sentence");
     let machine = ["--topology", "dgx-h100", "--simulate", "--n-workers", "2"];
     let up = [&["up", "--name", "told", "--detach"][..], &machine].concat();
     let version = |name: &str| if ["plan", "doctor"].contains(&name) { 2 } else { 1 };
@@ -103,6 +109,8 @@ fn whatever_the_readme_says_prints_json_says_its_version() {
         ("verify", vec!["verify", "told", "--rounds", "1"]),
         ("bench", vec!["bench", "merge", "told", "--runs", "1", "--parts", "2", "--rows", "9"]),
         ("explain", vec!["explain", "1:1", "told"]),
+        ("history", vec!["history", "told"]),
+        ("why", vec!["why", "told"]),
         ("doctor", vec!["doctor"]),
     ];
     assert_eq!(said.matches('`').count(), 2 * commands.len(), "{said}");

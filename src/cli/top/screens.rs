@@ -26,6 +26,7 @@ fn process(name: &str, gpu: Option<u32>, pid: u32) -> Value {
     json!({
         "name": name, "pid": pid, "state": "ready", "address": null, "restarts": 0,
         "gpu": gpu.map(|index| json!({ "index": index, "uuid": null, "pci": null })),
+        "memory_limit_bytes": gpu.map(|_| 256u64 << 30),
         "cpus": "0-55", "mems": null, "asked": { "cpus": "0-55", "mems": null },
         "containment": "cgroup", "last_exit": null, "step": null, "peers": [],
         "log": "/run/log", "timings": { "bound_ms": 2, "ready_ms": 30 }, "notes": [],
