@@ -1,5 +1,6 @@
 // Charts over time, by uPlot.
 
+import { put } from "./dom.js";
 import { bytes, clock, h, isDeath, percent, rate } from "./model.js";
 
 /** Most workers with a line each; more are summed. */
@@ -14,6 +15,13 @@ export function looks() {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   return { colour, axis: { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" } };
+}
+
+/** A colour as a number of a picture's pixel; `#rrggbb` or `#rgb`. */
+export function pixel(colour) {
+  const digits = colour.length === 4 ? [...colour.slice(1)].map((digit) => digit + digit).join("") : colour.slice(1);
+  const [red, green, blue] = [0, 2, 4].map((at) => parseInt(digits.slice(at, at + 2), 16));
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
 export class Charts {
@@ -39,52 +47,38 @@ export class Charts {
     }
   }
 
-  update(model) {
-    const times = model.figures.map((figures) => figures.at / 1000);
-    const since = document.getElementById("time-since");
-    const words = times.length ? `measured since ${clock(times[0] * 1000)}; ` : "";
-    if (since.textContent !== words) since.textContent = words;
-    if (times.length < 2) return;
+  /** What draws the charts, one after another: together they would keep the page from answering. */
+  parts(model) {
+    // There may be one more before the last is drawn.
+    const figures = [...model.figures];
+    const times = figures.map((one) => one.at / 1000);
+    put(document.getElementById("time-since"), times.length ? `measured since ${clock(times[0] * 1000)}; ` : "");
+    if (times.length < 2) return [];
     const names = model.workers.map((worker) => worker.name);
-    const lines = names.length <= MOST_LINES;
     const of = (key) => {
-      const value = (figures, name) => figures.processes[name]?.[key] ?? null;
-      if (lines) return names.map((name) => [name, model.figures.map((figures) => value(figures, name))]);
-      return [["all workers", model.figures.map((figures) => names.reduce((sum, name) => sum + (value(figures, name) ?? 0), 0))]];
+      const value = (one, name) => one.processes[name]?.[key] ?? null;
+      if (names.length <= MOST_LINES) return names.map((name) => [name, figures.map((one) => value(one, name))]);
+      return [["all workers", figures.map((one) => names.reduce((sum, name) => sum + (value(one, name) ?? 0), 0))]];
     };
-    this.draw("CPUs in use", times, of("cpus"), (value) => value?.toFixed(2), model, 0.2);
-    this.draw("Resident memory", times, of("resident_bytes"), bytes, model);
+    const parts = [
+      () => this.draw("CPUs in use", times, of("cpus"), (value) => value?.toFixed(2), model, 0.2),
+      () => this.draw("Resident memory", times, of("resident_bytes"), bytes, model),
+    ];
     const gpus = [...new Set(model.workers.map((worker) => worker.gpu?.index).filter((index) => model.last.gpus[index]?.busy_percent != null))];
-    const busy = (figures, index) => figures.gpus[index]?.busy_percent ?? null;
-    const mean = (known) => (known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null);
-    const use = gpus.length <= MOST_LINES
-      ? gpus.map((index) => [`GPU${index}`, model.figures.map((figures) => busy(figures, index))])
-      : [["mean of GPUs", model.figures.map((figures) => mean(gpus.map((index) => busy(figures, index)).filter((value) => value != null)))]];
-    if (gpus.length) this.draw("GPU use", times, use, percent, model, 100);
-    if (model.figures.some((figures) => figures.tasks)) {
-      const total = (figures, key) => figures.tasks?.workers.reduce((sum, worker) => sum + worker[key], 0) ?? null;
-      const done = model.figures.map((figures) => total(figures, "finished"));
-      const finished = done.map((now, at) => (at && now != null && done[at - 1] != null ? Math.max(0, (now - done[at - 1]) / (times[at] - times[at - 1])) : null));
-      const rates = perFunction(model.figures, times);
-      const each = rates.length > 1 ? rates.slice(0, MOST_LINES - 1).map(({ name, rates }) => [name, rates]) : [];
-      this.draw("Tasks per second", times, [["finished", finished], ...each], (value) => value?.toFixed(value < 10 ? 1 : 0), model, 2);
-      this.draw("Tasks waiting or running", times, [
-        ["queued", model.figures.map((figures) => total(figures, "queued"))],
-        ["in flight", model.figures.map((figures) => total(figures, "in_flight"))],
-      ], (value) => value?.toFixed(0), model, 4);
+    if (gpus.length) parts.push(() => this.draw("GPU use", times, gpuUse(figures, gpus), percent, model, 100));
+    if (figures.some((one) => one.tasks)) {
+      const total = (one, key) => one.tasks?.workers.reduce((sum, worker) => sum + worker[key], 0) ?? null;
+      parts.push(() => this.draw("Tasks per second", times, taskRates(figures, times, total), (value) => value?.toFixed(value < 10 ? 1 : 0), model, 2));
+      parts.push(() => this.draw("Tasks waiting or running", times, [
+        ["queued", figures.map((one) => total(one, "queued"))],
+        ["in flight", figures.map((one) => total(one, "in_flight"))],
+      ], (value) => value?.toFixed(0), model, 4));
     }
-    const links = (figures, key) => {
-      const all = Object.values(figures.gpus).flatMap((gpu) => gpu[key].filter((part) => part != null));
-      return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
-    };
-    const moved = [["NVLink", "nvlink_bytes_per_s"], ["PCIe", "pcie_bytes_per_s"]]
-      .map(([name, key]) => [name, model.figures.map((figures) => links(figures, key))]);
-    const nics = model.figures.map((figures) => {
-      const all = Object.values(figures.nics).flat();
-      return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
+    parts.push(() => {
+      const known = moved(figures);
+      if (known.length) this.draw("Bytes on links", times, known, rate, model);
     });
-    const known = [...moved, ["NICs", nics]].filter(([, values]) => values.some((value) => value != null));
-    if (known.length) this.draw("Bytes on links", times, known, rate, model);
+    return parts;
   }
 
   draw(title, times, series, format, model, least = 0, { paint, marks, height = 150 } = {}) {
@@ -157,6 +151,37 @@ export class Charts {
     }, data, box);
     this.charts.set(title, chart);
   }
+}
+
+/** How busy each GPU was, or all of many. */
+function gpuUse(figures, gpus) {
+  const busy = (one, index) => one.gpus[index]?.busy_percent ?? null;
+  if (gpus.length <= MOST_LINES) return gpus.map((index) => [`GPU${index}`, figures.map((one) => busy(one, index))]);
+  const mean = (known) => (known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null);
+  return [["mean of GPUs", figures.map((one) => mean(gpus.map((index) => busy(one, index)).filter((value) => value != null)))]];
+}
+
+/** How many native tasks end in a second: all, and those of each function where there are several. */
+function taskRates(figures, times, total) {
+  const done = figures.map((one) => total(one, "finished"));
+  const finished = done.map((now, at) => (at && now != null && done[at - 1] != null ? Math.max(0, (now - done[at - 1]) / (times[at] - times[at - 1])) : null));
+  const rates = perFunction(figures, times);
+  const each = rates.length > 1 ? rates.slice(0, MOST_LINES - 1).map(({ name, rates }) => [name, rates]) : [];
+  return [["finished", finished], ...each];
+}
+
+/** What moves on the links of which anything is known. */
+function moved(figures) {
+  const links = (one, key) => {
+    const all = Object.values(one.gpus).flatMap((gpu) => gpu[key].filter((part) => part != null));
+    return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
+  };
+  const nics = figures.map((one) => {
+    const all = Object.values(one.nics).flat();
+    return all.length ? all.reduce((sum, part) => sum + part, 0) : null;
+  });
+  const all = [["NVLink", "nvlink_bytes_per_s"], ["PCIe", "pcie_bytes_per_s"]].map(([name, key]) => [name, figures.map((one) => links(one, key))]);
+  return [...all, ["NICs", nics]].filter(([, values]) => values.some((value) => value != null));
 }
 
 /** The functions of native tasks by their runs, with their rates at all times. */

@@ -1,5 +1,6 @@
 // Brings the picture of the machine to life: states, bars, traffic, and the lanes of a selection.
 
+import { attribute, put } from "./dom.js";
 import { bytes, h, rate } from "./model.js";
 
 /** Most lanes that are drawn for their lack, so that a broken cluster stays readable. */
@@ -38,17 +39,27 @@ export class Machine {
         }
       });
     }
+    this.parts = new Map([...this.svg.querySelectorAll("[data-worker][tabindex]")].map((part) => [part.dataset.worker, part]));
+    /** What the line below each worker's name is to say, if there is room. */
+    this.wished = new Map();
     this.place.replaceChildren(this.svg);
     this.place.scrollLeft = old;
   }
 
-  find(kind, name) {
-    return this.svg?.querySelector(`[data-${kind}="${CSS.escape(name)}"][tabindex]`);
+  /** The part of a worker, if the picture has it. */
+  find(name) {
+    return this.parts.get(name);
   }
 
   update(model) {
     if (!this.svg) return;
-    for (const worker of model.workers) this.worker(model, worker);
+    const written = model.workers.filter((worker) => this.worker(model, worker)).map((worker) => this.find(worker.name));
+    // Beside a long name there is no room for more; the mark and the colour tell the same. All are measured after all
+    // were written: in turns, the browser would lay out the picture anew for each.
+    const tight = written.filter((part) => !fits(part, part.querySelector(".now")));
+    for (const part of tight) put(part.querySelector(".now"), "");
+    // What is not laid out has no size yet.
+    for (const part of written) if (!part.querySelector(".strong").getComputedTextLength()) this.wished.delete(part.dataset.worker);
     for (const card of this.svg.querySelectorAll(".gpu")) this.gpu(model, card);
     this.wires(model);
     this.lanes(model);
@@ -57,43 +68,44 @@ export class Machine {
     }
   }
 
+  /** Shows a worker; says whether there are other words beside its name than before. */
   worker(model, worker) {
-    const part = this.find("worker", worker.name);
-    if (!part) return;
+    const part = this.find(worker.name);
+    if (!part) return false;
     const { tone, mark, short, word } = model.standing(worker);
     tell(part, tone);
-    part.querySelector(".mark").textContent = mark;
+    put(part.querySelector(".mark"), mark);
     const figures = model.last.processes[worker.name];
     const tall = part.querySelector(".doing");
     const busy = figures?.cpus == null ? "" : `${figures.cpus.toFixed(1)} CPU`;
-    const now = part.querySelector(".now");
+    const now = tall ? (tone === "good" ? busy : "") : tone === "good" ? "" : short;
     if (tall) {
       const tasks = model.tasks(worker.name);
       const queue = tasks ? `${tasks.in_flight + tasks.queued} tasks` : "";
       // A worker that does nothing has the line below its name for the reason.
-      now.textContent = tone === "good" ? busy : "";
-      tall.textContent = tone === "good" ? [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ") : short;
-    } else {
-      now.textContent = tone === "good" ? "" : short;
+      put(tall, tone === "good" ? [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ") : short);
     }
-    // Beside a long name there is no room for more; the mark and the colour tell the same.
-    if (now.textContent && !fits(part, now)) now.textContent = "";
     const limit = worker.memory_limit_bytes;
     gauge(part, limit ? (figures?.resident_bytes ?? 0) / limit : 0);
-    part.setAttribute("aria-label", `${spoken(part)}, ${word}`);
+    const isNew = this.wished.get(worker.name) !== now;
+    if (isNew) {
+      this.wished.set(worker.name, now);
+      put(part.querySelector(".now"), now);
+    }
+    attribute(part, "aria-label", `${spoken(part)}, ${word}`);
+    return isNew && now !== "";
   }
 
   gpu(model, card) {
     const index = card.dataset.device.slice(3);
     const figures = gpuFigures(model, index);
     gauge(card, figures.total ? figures.used / figures.total : 0);
-    const now = card.querySelector(".now");
     const words = [];
     if (figures.busy != null) words.push(`${figures.busy} %`);
     if (figures.celsius != null) words.push(`${figures.celsius} °C`);
-    now.textContent = words.join(" ");
+    put(card.querySelector(".now"), words.join(" "));
     card.classList.toggle("hot", figures.celsius >= 85);
-    card.setAttribute("aria-label", spoken(card));
+    attribute(card, "aria-label", spoken(card));
   }
 
   /** Traffic as the width of wires: 2 pixels at rest, 8 at 100 GB/s. */
@@ -111,7 +123,7 @@ export class Machine {
       }
       const all = moved.reduce((sum, part) => sum + (part ?? 0), 0);
       wire.classList.toggle("moving", all > 1e6);
-      for (const line of wire.querySelectorAll("line")) line.setAttribute("stroke-width", width(all));
+      for (const line of wire.querySelectorAll("line")) attribute(line, "stroke-width", String(width(all)));
     }
   }
 
@@ -119,7 +131,7 @@ export class Machine {
   lanes(model) {
     const lines = [];
     const at = (name) => {
-      const part = this.find("worker", name);
+      const part = this.find(name);
       if (!part) return null;
       const box = part.querySelector("rect").getBBox();
       return [box.x + box.width / 2, box.y + box.height / 2];
@@ -190,6 +202,6 @@ function gauge(part, share) {
   const [track, fill] = [part.querySelector(".track"), part.querySelector(".fill")];
   if (!track) return;
   const full = Number(track.getAttribute("width"));
-  fill.setAttribute("width", (full * Math.min(1, Math.max(0, share))).toFixed(1));
+  attribute(fill, "width", (full * Math.min(1, Math.max(0, share))).toFixed(1));
   fill.classList.toggle("full", share > 0.9);
 }

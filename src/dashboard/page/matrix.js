@@ -74,6 +74,10 @@ export class Matrix {
       role: "application", "aria-label": "Bandwidth of each pair; arrow keys move, the line below says what is known",
     });
     if (named) svg.append(h("text", { x: 2, y: top - 8 }, "from\\to"));
+    // Thousands of cells: each is a copy, and one listener hears for all.
+    const gap = size > 12 ? 1.5 : 0.5;
+    const blank = h("rect", { width: size - gap, height: size - gap, rx: size > 12 ? 3 : 1 });
+    const keys = new Map();
     model.workers.forEach((worker, a) => {
       if (named) {
         svg.append(h("text", { x: left - 5, y: top + a * size + size / 2 + 4, "text-anchor": "end" }, worker.name));
@@ -83,16 +87,19 @@ export class Matrix {
       model.workers.forEach((_, b) => {
         if (a === b) return;
         const [x, y] = [left + b * size, top + a * size];
-        const gap = size > 12 ? 1.5 : 0.5;
-        const rect = h("rect", { x: x + gap / 2, y: y + gap / 2, width: size - gap, height: size - gap, rx: size > 12 ? 3 : 1 });
+        const rect = blank.cloneNode();
+        rect.setAttribute("x", x + gap / 2);
+        rect.setAttribute("y", y + gap / 2);
         const text = size >= 24 ? h("text", { x: x + size / 2, y: y + size / 2 + 4, "text-anchor": "middle", class: "value" }) : null;
-        const choose = () => this.choose(`${a} ${b}`);
-        rect.addEventListener("click", choose);
-        rect.addEventListener("pointerenter", choose);
         svg.append(rect, ...(text ? [text] : []));
-        this.cells.set(`${a} ${b}`, { a, b, rect, text });
+        const key = `${a} ${b}`;
+        keys.set(rect, key);
+        this.cells.set(key, { a, b, rect, text });
       });
     });
+    for (const kind of ["click", "pointerover"]) {
+      svg.addEventListener(kind, (event) => { if (keys.has(event.target)) this.choose(keys.get(event.target)); });
+    }
     svg.addEventListener("keydown", (event) => {
       const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key] ?? [];
       if (dx === undefined) return;

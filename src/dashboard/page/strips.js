@@ -1,7 +1,7 @@
 // Each of many workers over time: a row of colour for each, and a curve for the one that is chosen.
 // Up to eight workers have a line each in the charts.
 
-import { looks } from "./charts.js";
+import { looks, pixel } from "./charts.js";
 import { bytes, clock, h } from "./model.js";
 
 /** Fewest workers that are shown here. */
@@ -32,6 +32,7 @@ export class Strips {
     this.choice = h("select", { "aria-label": "What the rows show" });
     this.choice.addEventListener("change", () => { this.kind = Number(this.choice.value); this.key = null; this.update(this.model); });
     this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": "Each worker over time; arrow keys move, the line below says what is known, Enter shows a worker" });
+    this.pixels = document.createElement("canvas");
     this.scale = h("p", { class: "legend" });
     this.told = h("p", { class: "pair", "aria-live": "polite" });
     this.plotted = h("div", { class: "chart" });
@@ -77,7 +78,7 @@ export class Strips {
 
   draw(workers, figures) {
     const { colour } = looks();
-    const colours = Array.from({ length: STEPS }, (_, at) => colour(`--s${at}`));
+    const colours = Array.from({ length: STEPS }, (_, at) => pixel(colour(`--s${at}`)));
     this.row = workers.length > 40 ? 7 : workers.length > 20 ? 10 : 15;
     this.width = Math.max(240, this.canvas.parentElement.clientWidth - LEFT - 4);
     const dots = window.devicePixelRatio || 1;
@@ -94,12 +95,18 @@ export class Strips {
     context.textBaseline = "middle";
     context.fillStyle = colour("--muted");
     workers.forEach((worker, a) => { if (a % each === 0) context.fillText(worker.name, 0, a * this.row + Math.max(6, this.row / 2), LEFT - 6); });
-    const step = this.width / figures.length;
-    this.values.forEach((row, a) => row.forEach((value, t) => {
-      if (value == null) return;
-      context.fillStyle = colours[this.level(value)];
-      context.fillRect(LEFT + t * step, a * this.row + 0.5, Math.ceil(step), this.row - 1);
-    }));
+    // A pixel for each value, drawn larger: thousands of rectangles would take long.
+    const [across, down] = [figures.length, workers.length];
+    Object.assign(this.pixels, { width: across, height: down });
+    const paper = this.pixels.getContext("2d");
+    const image = paper.createImageData(across, down);
+    const dot = new Uint32Array(image.data.buffer);
+    this.values.forEach((row, a) => row.forEach((value, t) => { if (value != null) dot[a * across + t] = colours[this.level(value)]; }));
+    paper.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.pixels, LEFT, 0, this.width, height);
+    context.fillStyle = colour("--card");
+    for (let a = 0; a <= down; a += 1) context.fillRect(LEFT, a * this.row - 0.5, this.width, 1);
     if (this.at) {
       context.strokeStyle = colour("--text");
       context.strokeRect(LEFT + 0.5, this.at[0] * this.row + 0.5, this.width - 1, this.row - 1);

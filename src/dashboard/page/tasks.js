@@ -1,7 +1,8 @@
 // What tasks do: how far each function is, the last ones that ran in a row for each worker, and what waits for what. Of Dask
 // its scheduler's counts; its own pages have the rest.
 
-import { looks } from "./charts.js";
+import { looks, pixel } from "./charts.js";
+import { press, put } from "./dom.js";
 import { bytes, clock, h } from "./model.js";
 
 /** Time between two questions, while somebody sees the answers. */
@@ -67,7 +68,7 @@ export class Tasks {
 
   /** Another cluster, or none; explains a task, if the address names one. */
   open(model, task) {
-    Object.assign(this, { model, rows: [], next: 0, ran: 0, now: 0, at: null, problem: "", names: new Map(), paused: false, key: null, failed: null });
+    Object.assign(this, { model, rows: [], next: 0, ran: 0, now: 0, at: null, problem: "", names: new Map(), paused: false, key: null, failed: null, most: 0 });
     this.card.hidden = true;
     this.why.hidden = true;
     if (task) this.explain(task, true);
@@ -218,7 +219,7 @@ export class Tasks {
     if (this.model.state?.engine === "dask") return this.tellDask();
     const ever = this.ran > 0;
     this.stream.hidden = !ever;
-    const most = this.shown?.reduce((most, row) => Math.max(most, row[STANDS_FOR]), 0) ?? 0;
+    const most = this.most ?? 0;
     put(this.facts, [
       this.problem,
       ever ? `${this.ran.toLocaleString()} ran since the scheduler began` : this.problem ? "" : "none has run yet",
@@ -246,10 +247,6 @@ export class Tasks {
     return this.now - this.span * 1e6;
   }
 
-  colourOf(row) {
-    return Math.min(row[FUNCTION], COLOURS - 1);
-  }
-
   /** Draws what ran in the time that is shown: each pixel of a row is one number, so that many tasks cost no more than few. */
   draw() {
     const workers = this.model?.workers ?? [];
@@ -257,8 +254,8 @@ export class Tasks {
     if (!workers.length || !room || this.stream.hidden && !this.ran) return;
     this.stream.hidden = false;
     const { colour } = looks();
-    const colours = Array.from({ length: COLOURS }, (_, at) => number(colour(`--line${at}`)));
-    const bad = number(colour("--bad"));
+    const colours = Array.from({ length: COLOURS }, (_, at) => pixel(colour(`--line${at}`)));
+    const bad = pixel(colour("--bad"));
     this.row = workers.length > 40 ? 7 : workers.length > 20 ? 10 : 15;
     this.width = Math.max(200, this.canvas.parentElement.clientWidth - LEFT - 4);
     const dots = window.devicePixelRatio || 1;
@@ -269,20 +266,29 @@ export class Tasks {
     const dot = new Uint32Array(image.data.buffer);
     const { from, rows } = this;
     const scale = wide / (this.span * 1e6);
-    const failed = [];
-    this.shown = rows.filter((row) => row[AT] + row[MICROS] >= from && row[AT] <= this.now && row[WORKER] >= 0);
+    const [shown, failed, used] = [[], [], new Set()];
+    let most = 0;
     const paint = (row, look) => {
       const begin = Math.max(0, Math.floor((row[AT] - from) * scale));
       const end = Math.min(wide, Math.max(begin + 1, Math.floor((row[AT] + row[MICROS] - from) * scale)));
       dot.fill(look, row[WORKER] * wide + begin, row[WORKER] * wide + end);
     };
-    for (const row of this.shown) {
-      if (row[FAILED]) failed.push(row);
-      else paint(row, colours[this.colourOf(row)]);
+    // Many thousands of rows are gone through once.
+    for (const row of rows) {
+      if (row[AT] + row[MICROS] < from || row[AT] > this.now || row[WORKER] < 0) continue;
+      shown.push(row);
+      most = Math.max(most, row[STANDS_FOR]);
+      if (row[FAILED]) {
+        failed.push(row);
+        continue;
+      }
+      const at = Math.min(row[FUNCTION], COLOURS - 1);
+      used.add(at);
+      paint(row, colours[at]);
     }
+    Object.assign(this, { shown, failed, used, most });
     for (const row of failed) paint(row, bad);
     paper.putImageData(image, 0, 0);
-    this.failed = failed;
     this.compose();
     this.names && this.key && this.keys(failed.length);
   }
@@ -341,9 +347,8 @@ export class Tasks {
 
   /** Which colour is which function. */
   keys(failed) {
-    const used = new Set(this.shown.filter((row) => !row[FAILED]).map((row) => this.colourOf(row)));
     const words = [...this.names.keys()];
-    const functions = [...used].sort((a, b) => a - b).map((at) => [`of${at}`, at === COLOURS - 1 && words.length > COLOURS ? "other functions" : words[at]]);
+    const functions = [...this.used].sort((a, b) => a - b).map((at) => [`of${at}`, at === COLOURS - 1 && words.length > COLOURS ? "other functions" : words[at]]);
     const all = failed ? [...functions, ["bad", `✕ failed: ${failed.toLocaleString()}`]] : functions;
     const key = JSON.stringify(all);
     if (this.legend.dataset.key === key) return;
@@ -426,24 +431,9 @@ export class Tasks {
   }
 }
 
-/** A colour as a number of a picture's pixel; `#rrggbb` or `#rgb`. */
-function number(colour) {
-  const digits = colour.length === 4 ? [...colour.slice(1)].map((digit) => digit + digit).join("") : colour.slice(1);
-  const [red, green, blue] = [0, 2, 4].map((at) => parseInt(digits.slice(at, at + 2), 16));
-  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-}
-
 /** A duration in words. */
 export function duration(seconds) {
   if (seconds == null) return "–";
   if (seconds >= 1) return `${seconds.toFixed(1)} s`;
   return seconds >= 1e-3 ? `${(seconds * 1e3).toFixed(1)} ms` : `${Math.round(seconds * 1e6)} µs`;
-}
-
-function press(button, on) {
-  if (button.getAttribute("aria-pressed") !== String(on)) button.setAttribute("aria-pressed", String(on));
-}
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }

@@ -183,15 +183,26 @@ export class Timeline {
     if (model.state) this.update();
   }
 
-  /** Draws what is new of the last minutes, and what surrounds both. */
+  /** Draws what is new. */
   update() {
+    for (const part of this.parts()) part();
+  }
+
+  /** What draws it: a chart of the last minutes each, and what surrounds them. */
+  parts() {
+    const isLive = () => !this.isPast && !this.paused;
+    const { model } = this;
+    const live = isLive() ? this.live.parts(model) : [];
+    return [...live.map((part) => () => { if (isLive() && model === this.model) part(); }), () => this.surround()];
+  }
+
+  surround() {
     const { model } = this;
     // Nobody was there to see the end.
     if (model.end && this.range === "live" && !this.fixed && model.figures.length < 2 && !this.error) {
       this.range = "all";
       this.load();
     }
-    if (!this.isPast && !this.paused) this.live.update(model);
     // Which of its processes are workers is known later than what they used.
     if (this.drawnWorkers !== model.workers.length) this.draw();
     this.frame();
