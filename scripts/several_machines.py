@@ -158,6 +158,10 @@ def by_slurm(way, slurm, folder):
 OF_ITS_OWN = 'mkdir -p /tmp/ray; mount -t tmpfs tmpfs /tmp/ray; exec "$@"'
 
 
+def inside(host):
+    return ["nsenter", "--net", "--target", str(host)]
+
+
 def by_ray(folder):
     """The same of Ray's, on three networks."""
     written(folder, "Ray")
@@ -171,7 +175,10 @@ def by_ray(folder):
         options = dict(cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started = []
         for host in hosts:
-            command = ["nsenter", "--net", "--target", str(host), *apart, "sh", *WAYS["Ray"][3].split()]
+            # Ray takes for a machine's address what it would send from to somewhere else.
+            subprocess.run([*inside(host), "ip", "route", "add", "default", "dev", "far"], check=True)
+        for host in hosts:
+            command = [*inside(host), *apart, "sh", *WAYS["Ray"][3].split()]
             started.append(subprocess.Popen(command, **options))
         try:
             said = [one.communicate(timeout=300)[0] for one in started]
