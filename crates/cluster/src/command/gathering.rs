@@ -127,11 +127,14 @@ pub fn gathering(variable: impl Fn(&str) -> Option<String>) -> Result<Gathering,
     if let Some(here) = here.filter(|here| *here > 1) {
         return Err(GatheringError::Several { here });
     }
-    // Steps of a job are jobs of their own here.
-    let step = of("SLURM_STEP_ID").filter(|_| launcher.rank == "SLURM_PROCID");
-    let step = step.map_or_else(String::new, |step| format!("-{step}"));
+    // Steps of a job are jobs of their own here; so is a job that starts again, because a host that
+    // has lost its power has left the file at which the job met before.
+    let of_slurm = |name| of(name).filter(|_| launcher.rank == "SLURM_PROCID");
+    let step = of_slurm("SLURM_STEP_ID").map_or_else(String::new, |step| format!("-{step}"));
+    let again = of_slurm("SLURM_RESTART_COUNT").filter(|count| count != "0");
+    let again = again.map_or_else(String::new, |count| format!("-again{count}"));
     let job = launcher.job.iter().find_map(|name| of(name));
-    let job = job.map(|job| plain(&format!("{job}{step}")));
+    let job = job.map(|job| plain(&format!("{job}{step}{again}")));
     Ok(Gathering { rank, size: size.unwrap_or(rank + 1), job })
 }
 
@@ -173,6 +176,10 @@ mod tests {
             ("PMI_RANK", "5"),
         ];
         assert_eq!(of(&srun), known(1, 3, "77-0"));
+        for (count, job) in [("0", "77-0"), ("2", "77-0-again2")] {
+            let started = [&srun[..], &[("SLURM_RESTART_COUNT", count)]].concat();
+            assert_eq!(of(&started), known(1, 3, job));
+        }
         let mut several = srun;
         several[2].1 = "2(x3)";
         assert_eq!(of(&several), Err(GatheringError::Several { here: 2 }));
