@@ -9,10 +9,11 @@ use serde::Serialize;
 use super::failure::{Exit, Failure};
 use super::output::{self, Form};
 use super::reach;
-use crate::cluster::recorded_history;
+use crate::cluster::{recorded_history, recorded_pairs};
 use crate::ids::ClusterName;
 use crate::supervise::state::time_of_day;
 use crate::units::{HumanBytes, Span};
+use crate::wire::history::pairs::{Flow, Flows};
 use crate::wire::history::{Curve, Curves};
 
 /// Arguments of `history`.
@@ -45,6 +46,9 @@ const HIGHEST: usize = 11;
 /// Fewer CPUs than this are next to none, whatever the highest was.
 const LEAST_CPUS: f64 = 0.1;
 
+/// Lines for pairs.
+const PAIRS: usize = 10;
+
 /// Points of the JSON form.
 const POINTS: usize = 1000;
 
@@ -57,6 +61,11 @@ struct Shown {
     version: u32,
     #[serde(flatten)]
     curves: Curves,
+    /// What went between the workers, and in which time, in milliseconds since 1970: those that
+    /// moved most first.
+    pairs: Vec<Flow>,
+    pairs_since: Option<u64>,
+    pairs_until: Option<u64>,
 }
 
 /// Shows a history.
@@ -66,17 +75,66 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let span = arguments.since.map(|span| u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX));
     let end = history.bounds().map(|(_, end)| end);
     let since = end.zip(span).map(|(end, span)| end.saturating_sub(span));
+    // Where it can't be read, there is still the rest.
+    let flows = recorded_pairs(&paths).map(|pairs| {
+        let end = pairs.bounds().map(|(_, end)| end);
+        pairs.flows(end.zip(span).map(|(end, span)| end.saturating_sub(span)), None)
+    });
+    let flows = flows.unwrap_or_default();
     if matches!(arguments.output, Form::Json) {
         let curves = history.curves(since, None, POINTS);
-        output::print_json(&Shown { version: VERSION, curves })?;
+        let Flows { since: pairs_since, until: pairs_until, pairs } = flows;
+        let shown = Shown { version: VERSION, curves, pairs, pairs_since, pairs_until };
+        output::print_json(&shown)?;
         return Ok(Exit::Done);
     }
     let names = history.shape().processes.iter().map(String::len).max().unwrap_or(0);
     let columns = output::columns().unwrap_or(PAGE);
     let marks = columns.saturating_sub(names + HIGHEST + 4).max(10);
     // A gap takes a mark, too.
-    output::print_text(&rendered(&history.curves(since, None, marks * 3 / 4), names))?;
+    let mut text = rendered(&history.curves(since, None, marks * 3 / 4), names);
+    text.push_str(&busiest(&flows));
+    output::print_text(&text)?;
     Ok(Exit::Done)
+}
+
+/// A line for each of the pairs that moved most, and for all others together.
+fn busiest(flows: &Flows) -> String {
+    let mut text = String::new();
+    let (Some(since), Some(until), [_, ..]) = (flows.since, flows.until, &*flows.pairs) else {
+        return text;
+    };
+    // Writing to a string can't fail.
+    let _ = writeln!(text, "from worker to worker, {} to {}", at(since), at(until));
+    let names = |flow: &Flow| format!("{} → {}", flow.from, flow.to);
+    let shown = &flows.pairs[..flows.pairs.len().min(PAIRS)];
+    let wide = shown.iter().map(|flow| names(flow).chars().count()).max().unwrap_or(0);
+    for flow in shown {
+        let [mean, highest, bytes] =
+            [flow.mean_bytes_per_s, flow.highest_bytes_per_s, flow.bytes].map(decimal);
+        let names = names(flow);
+        let _ = writeln!(text, "  {names:wide$}  {mean}/s mean, {highest}/s highest, {bytes}");
+    }
+    if let others @ [_, ..] = &flows.pairs[shown.len()..] {
+        let pairs = if others.len() == 1 { "pair" } else { "pairs" };
+        let bytes = others.iter().map(|flow| flow.bytes).sum();
+        let _ = writeln!(text, "  and {} other {pairs}: {}", others.len(), decimal(bytes));
+    }
+    text
+}
+
+/// Bytes in the decimal units in which links are told.
+fn decimal(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["TB", "GB", "MB", "kB"];
+    let mut size = 1e12;
+    for unit in UNITS {
+        // What would be told as a thousand of the smaller unit is one of this.
+        if bytes as f64 >= size * 0.9995 {
+            return format!("{:.1} {unit}", bytes as f64 / size);
+        }
+        size /= 1000.0;
+    }
+    format!("{bytes} B")
 }
 
 /// A part for each figure, with a line for each process.
@@ -166,6 +224,32 @@ fn at(ms: u64) -> String {
 mod tests {
     use super::*;
     use crate::wire::history::{Figure, History, Rings, Shape, Span as Seen, State};
+
+    #[test]
+    fn the_busiest_pairs_have_a_line_each_and_the_others_one() {
+        assert_eq!(busiest(&Flows::default()), "");
+        let flow = |from: u64, bytes| Flow {
+            from: format!("gpu{from}"),
+            to: "gpu0".to_owned(),
+            bytes,
+            mean_bytes_per_s: bytes / 60,
+            highest_bytes_per_s: bytes / 10,
+        };
+        let pairs = vec![flow(10, 72_000_000_000), flow(1, 999_960), flow(2, 900)];
+        let (since, until) = (Some(1_800_000_000_000), Some(1_800_000_060_000));
+        let mut flows = Flows { since, until, pairs };
+        let expected = "\
+from worker to worker, 2027-01-15 08:00:00Z to 2027-01-15 08:01:00Z
+  gpu10 → gpu0  1.2 GB/s mean, 7.2 GB/s highest, 72.0 GB
+  gpu1 → gpu0   16.7 kB/s mean, 100.0 kB/s highest, 1.0 MB
+  gpu2 → gpu0   15 B/s mean, 90 B/s highest, 900 B
+";
+        assert_eq!(busiest(&flows), expected);
+        flows.pairs.extend((3..12).map(|from| flow(from, 100)));
+        let text = busiest(&flows);
+        assert_eq!(text.lines().count(), 12);
+        assert!(text.ends_with("  and 2 other pairs: 200 B\n"), "{text}");
+    }
 
     #[test]
     fn a_death_is_a_gap_and_a_peak_stands_out() {

@@ -30,6 +30,7 @@ const ASSETS: &[Asset] = assets! {
     "charts.js": "text/javascript; charset=utf-8",
     "details.js": "text/javascript; charset=utf-8",
     "dom.js": "text/javascript; charset=utf-8",
+    "flows.js": "text/javascript; charset=utf-8",
     "headline.js": "text/javascript; charset=utf-8",
     "legend.js": "text/javascript; charset=utf-8",
     "log_view.css": "text/css; charset=utf-8",

@@ -5,12 +5,14 @@
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio::task::JoinError;
 
-use crate::cluster::{NoHistory, Paths, recorded_history};
+use crate::cluster::{NoHistory, Paths, recorded_history, recorded_pairs};
 use crate::ids::ClusterName;
 use crate::text::in_full;
+use crate::wire::history::pairs::Flows;
 
 /// Points of an answer, if the page does not say how many it can show.
 const POINTS: usize = 240;
@@ -35,8 +37,28 @@ pub(super) async fn curves(name: ClusterName, range: Range) -> Response {
         let since = since.or_else(|| Some(end?.saturating_sub(last?)));
         Ok(history.curves(since, until, points.unwrap_or(POINTS)))
     };
-    let (status, error) = match tokio::task::spawn_blocking(read).await {
-        Ok(Ok(curves)) => return Json(curves).into_response(),
+    answer(tokio::task::spawn_blocking(read).await)
+}
+
+/// What went between a cluster's workers in the same part of its time; nothing as long as nothing
+/// is known, which is no error: workers say it twice a minute, and the command engine's never.
+pub(super) async fn pairs(name: ClusterName, range: Range) -> Response {
+    let Range { since, until, last, .. } = range;
+    let read = move || {
+        let history = match recorded_pairs(&Paths::of(&name)) {
+            Err(NoHistory::Missing) => return Ok(Flows::default()),
+            read => read?,
+        };
+        let end = history.bounds().map(|(_, end)| end);
+        let since = since.or_else(|| Some(end?.saturating_sub(last?)));
+        Ok(history.flows(since, until))
+    };
+    answer(tokio::task::spawn_blocking(read).await)
+}
+
+fn answer<T: Serialize>(read: Result<Result<T, NoHistory>, JoinError>) -> Response {
+    let (status, error) = match read {
+        Ok(Ok(read)) => return Json(read).into_response(),
         Ok(Err(error @ NoHistory::Missing)) => (StatusCode::NOT_FOUND, error.to_string()),
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, in_full(&error)),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),

@@ -10,6 +10,7 @@
 //! | `GET /api/clusters/NAME/live` | server-sent events: state, lanes, figures, records, the end |
 //! | `GET /api/clusters/NAME/events` | the last records |
 //! | `GET …/NAME/history?last=MS&points=N`, `…?since=MS&until=MS` | what the processes used |
+//! | `GET …/NAME/history/pairs?last=MS`, the same | what went from which worker to which |
 //! | `GET /api/clusters/NAME/log`, `…/log/line`, `…/log/file` | lines of all logs; one; a file |
 //! | `GET …/tasks?after=N`, `…/tasks/TASK` | the last tasks that ran; why one waits or ran there |
 //! | `GET /api/clusters/NAME/dask` | what Dask's scheduler counts |
@@ -74,6 +75,7 @@ pub(super) fn router(door: Door, feeds: Feeds) -> Router {
         .route("/live", get(live))
         .route("/events", get(events))
         .route("/history", get(history))
+        .route("/history/pairs", get(pairs))
         .merge(log_requests::routes())
         .merge(tasks::routes())
         .route("/crashes", get(crashes))
@@ -315,6 +317,10 @@ async fn events(Path(Named { name }): Path<Named>) -> Json<Vec<Value>> {
 
 async fn history(Path(Named { name }): Path<Named>, Query(range): Query<Range>) -> Response {
     history::curves(name, range).await
+}
+
+async fn pairs(Path(Named { name }): Path<Named>, Query(range): Query<Range>) -> Response {
+    history::pairs(name, range).await
 }
 
 async fn crashes(Path(Named { name }): Path<Named>) -> Response {

@@ -1,11 +1,12 @@
 //! What is known of hours in which nobody looked.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime};
 
 use cuda_cluster::topology;
-use cuda_cluster::wire::history::{Figure, History, Rings, Shape, Span, State};
+use cuda_cluster::wire::history::{Figure, History, Rings, Shape, Span, State, pairs};
 use serde_json::{Value, json};
 
 use super::browser::Browser;
@@ -109,6 +110,172 @@ fn how_busy_a_gpu_was_is_known_later_and_of_a_simulated_one_nothing() {
     assert!(!known.shape().figures.contains(&"gpu_busy_percent".to_owned()), "{known:?}");
     down(&sandbox, "made-up");
     sandbox.assert_nothing_is_left();
+}
+
+/// What each worker has received from its peers, by what it says now.
+fn received(sandbox: &Sandbox, name: &str) -> BTreeMap<String, u64> {
+    let state = sandbox.state(name);
+    let workers = state["workers"].as_array().expect("workers").iter();
+    let of = |worker: &Value| {
+        let bytes = worker["work"]["received_bytes"].as_u64().expect("it counts them");
+        (worker["name"].as_str().expect("a name").to_owned(), bytes)
+    };
+    workers.map(of).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+/// The same by the history.
+fn recorded(sandbox: &Sandbox, name: &str) -> BTreeMap<String, u64> {
+    let file = sandbox.base().join(name).join("history-pairs");
+    let Ok(bytes) = fs::read(file) else { return BTreeMap::new() };
+    let history = pairs::History::read(&bytes).expect("a history of pairs");
+    let mut sums = BTreeMap::new();
+    for flow in history.flows(None, None).pairs {
+        assert_ne!(flow.from, flow.to);
+        *sums.entry(flow.to).or_default() += flow.bytes;
+    }
+    sums
+}
+
+#[test]
+fn what_went_from_which_worker_to_which_is_known_after_the_end() {
+    let sandbox = Sandbox::new();
+    let up = ["--n-workers", "3", "--name", "moved", "--detach"];
+    let up = sandbox.run(&[&EIGHT[..], &up].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let bench = || {
+        let bench = ["bench", "transpose", "moved", "--chunks", "6", "--chunk-size", "256"];
+        let bench = sandbox.run(&[&bench[..], &["--runs", "2"]].concat());
+        assert_eq!(bench.code, 0, "{bench}");
+    };
+    bench();
+    let said = received(&sandbox, "moved");
+    assert_eq!(said.len(), 3, "each has received something: {said:?}");
+    eventually("all that was said", Duration::from_secs(60), || {
+        recorded(&sandbox, "moved") == said
+    });
+
+    // A worker that is replaced counts from zero, and what the one before it had is still known.
+    let pid = sandbox.state("moved")["workers"][1]["pid"].as_u64().expect("a pid");
+    sandbox.kill(pid);
+    eventually("its successor", Duration::from_secs(60), || {
+        let worker = &sandbox.state("moved")["workers"][1];
+        worker["state"] == "ready" && worker["pid"] != pid
+    });
+    bench();
+    let mut all = received(&sandbox, "moved");
+    *all.entry("gpu1".to_owned()).or_default() += said["gpu1"];
+    eventually("what was said since", Duration::from_secs(60), || {
+        recorded(&sandbox, "moved") == all
+    });
+    let total: u64 = all.values().sum();
+
+    sandbox.kill(sandbox.state("moved")["supervisor_pid"].as_u64().expect("a pid"));
+    eventually("its end", Duration::from_secs(60), || sandbox.pids().is_empty());
+    let told = sandbox.run(&["history", "moved"]);
+    assert_eq!(told.code, 0, "{told}");
+    for pair in ["gpu0 → gpu1  ", "gpu1 → gpu2  ", "gpu2 → gpu0  "] {
+        let line = told.stdout.lines().find(|line| line.contains(pair)).expect("a line");
+        assert!(line.contains("/s mean, ") && line.contains("/s highest, "), "{line}");
+    }
+    let json = sandbox.run(&["history", "moved", "-o", "json"]);
+    let json: Value = serde_json::from_str(&json.stdout).expect("JSON");
+    let report = sandbox.run(&["report", "moved", "-f", "-"]);
+    let report: Value = serde_json::from_str(&report.stdout).expect("JSON");
+    for pairs in [&json["pairs"], &report["pairs"]["pairs"]] {
+        let pairs = pairs.as_array().expect("pairs");
+        assert_eq!(pairs.len(), 6, "{pairs:?}");
+        let sum: u64 = pairs.iter().map(|pair| pair["bytes"].as_u64().expect("bytes")).sum();
+        assert_eq!(sum, total);
+        let rate = |pair: &Value, which: &str| pair[which].as_u64().expect("a rate");
+        assert!(pairs.iter().all(|pair| {
+            let mean = rate(pair, "mean_bytes_per_s");
+            mean > 0 && mean <= rate(pair, "highest_bytes_per_s")
+        }));
+    }
+}
+
+#[test]
+fn what_workers_received_just_before_the_end_is_known_too() {
+    let sandbox = Sandbox::new();
+    let spec = "version: 1\nname: short\nsupervision: {restart: never}\n";
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("spec.yaml");
+    fs::write(&file, spec).expect("written");
+    let up = ["--n-workers", "2", "--detach", "-f", file.to_str().expect("a path")];
+    let up = sandbox.run(&[&EIGHT[..], &up].concat());
+    assert_eq!(up.code, 0, "{up}");
+    let bench = ["bench", "transpose", "short", "--chunks", "4", "--chunk-size", "256"];
+    let bench = sandbox.run(&[&bench[..], &["--runs", "1"]].concat());
+    assert_eq!(bench.code, 0, "{bench}");
+    // Nobody asks the workers again.
+    let scheduler = fs::read_to_string(sandbox.base().join("short/state.json")).expect("a state");
+    let scheduler: Value = serde_json::from_str(&scheduler).expect("JSON");
+    sandbox.kill(scheduler["scheduler"]["pid"].as_u64().expect("a pid"));
+    eventually("its end", Duration::from_secs(60), || sandbox.pids().is_empty());
+    // A chunk is 256 × 256 numbers of four bytes at least, and two workers exchange some.
+    let all = recorded(&sandbox, "short");
+    assert!(all.len() == 2 && all.values().all(|bytes| *bytes >= 4 * 256 * 256), "{all:?}");
+    sandbox.assert_only_the_causes_are_left("short");
+}
+
+#[test]
+fn the_page_shows_the_means_of_pairs_in_any_part_of_the_time_also_after_the_end() {
+    let Some(browser) = Browser::start() else { return };
+    let sandbox = Sandbox::new();
+    ended(&sandbox, "gone", "3");
+    let names = ["gpu0", "gpu1", "gpu2"].map(str::to_owned).to_vec();
+    let end = now();
+    // In two hours gpu0 sends 3 MB/s to gpu1, and in the last half hour gpu2 also 12 MB/s to gpu0.
+    made(&sandbox, "gone", &names, end, 2, |_, _| Some(1.0));
+    let mut rings = pairs::Rings::new(pairs::Shape::new(names));
+    let file = fs::File::create(sandbox.base().join("gone/history-pairs")).expect("a file");
+    file.write_all_at(rings.header(), 0).expect("written");
+    for step in 1..=240 {
+        let pair = |from, to, rate: u16| pairs::Pair {
+            from,
+            to,
+            bytes: u64::from(rate) * 30_000_000,
+            highest: f32::from(rate) * 1e6,
+        };
+        let late = (step > 180).then(|| pair(2, 0, 12));
+        let at = end - 2 * HOUR + step * 30_000;
+        let pairs = [pair(0, 1, 3)].into_iter().chain(late).collect();
+        for (place, record) in rings.add(&pairs::Span { at, ms: 30_000, pairs }) {
+            file.write_all_at(&record, place).expect("written");
+        }
+    }
+
+    let served = Served::start(&sandbox);
+    browser.look_like(1440, "light");
+    browser.open(&format!("{}&cluster=gone", served.link));
+    // Nothing else is known of pairs, so this is shown by itself: all of it, as of the charts.
+    let pressed = "document.querySelector('.choice button[aria-pressed=true]')?.textContent ?? ''";
+    browser.wait_for(&format!("{pressed} === 'history: since the start'"));
+    let values = "[...document.querySelectorAll('#matrix .value')].map((one) => one.textContent).filter(Boolean).join()";
+    browser.wait_for(&format!("{values} === '3.0,3.0'"));
+    let legend = "document.querySelector('#matrix .legend').textContent";
+    browser
+        .wait_for(&format!("/^means from .* \\d+:\\d\\d:\\d\\d to .*\\d,MB\\/s,/.test({legend})"));
+    browser.wait_for(&format!("{legend}.includes('nothing was moved')"));
+    // Of the last hour the other pair's mean is twice that.
+    browser.click("[data-range='1h']");
+    browser.wait_for(&format!("{pressed} === 'history: last hour'"));
+    browser.wait_for(&format!("{values} === '3.0,6.0'"));
+    let cell = "[...document.querySelectorAll('#matrix .cell')].at(-2)";
+    browser.script(&format!("{cell}.dispatchEvent(new MouseEvent('click', {{ bubbles: true }}))"));
+    let pair = "document.querySelector('#pair').textContent";
+    browser.wait_for(&format!("{pair}.startsWith('gpu2 → gpu0: ')"));
+    browser.wait_for(&format!("{pair}.includes('6 MB/s mean, 12 MB/s highest, 20.1 GiB from ')"));
+    browser.picture("history-pairs-1440-light");
+    // A part in which it had not begun, by its address.
+    let (since, until) = (end - 2 * HOUR, end - HOUR);
+    browser.script(&format!("location.hash = '#cluster=gone&since={since}&until={until}'"));
+    browser.wait_for(&format!("{pressed} === 'history: chosen time'"));
+    browser.wait_for(&format!("{values} === '3.0'"));
+    browser.look_like(390, "dark");
+    browser.assert_it_fits("at 390");
+    assert_eq!(browser.errors(), [""; 0]);
+    served.end();
 }
 
 /// A clock's hours of a cluster: each worker's memory in GiB every ten seconds, `None` while it is

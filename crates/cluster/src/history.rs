@@ -3,11 +3,11 @@
 //! *Invariant:* whatever stands in the file's place, no more than a limited part of it is read.
 
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Paths;
 use cuda_cluster_machine::os::reading;
-use cuda_cluster_wire::history::{FILE_LIMIT, History, HistoryError};
+use cuda_cluster_wire::history::{FILE_LIMIT, History, HistoryError, pairs};
 
 /// Why there is no history to show.
 #[derive(Debug, thiserror::Error)]
@@ -37,13 +37,25 @@ pub enum NoHistory {
 /// # Errors
 /// If there is none.
 pub fn recorded_history(paths: &Paths) -> Result<History, NoHistory> {
-    let path = paths.history();
+    read(&paths.history(), History::read)
+}
+
+/// What went between the workers, from the same run directory. Blocks.
+///
+/// # Errors
+/// If there is none, such as of a cluster whose workers do not count it.
+pub fn recorded_pairs(paths: &Paths) -> Result<pairs::History, NoHistory> {
+    read(&paths.history_pairs(), pairs::History::read)
+}
+
+fn read<T>(path: &Path, of: impl Fn(&[u8]) -> Result<T, HistoryError>) -> Result<T, NoHistory> {
     let mut bytes = Vec::new();
-    let read = reading::open(&path).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes));
+    let read = reading::open(path).and_then(|file| file.take(FILE_LIMIT).read_to_end(&mut bytes));
+    let path = || path.to_owned();
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(NoHistory::Missing),
-        Err(source) => Err(NoHistory::Read { path, source }),
-        Ok(_) => History::read(&bytes).map_err(|source| NoHistory::Content { path, source }),
+        Err(source) => Err(NoHistory::Read { path: path(), source }),
+        Ok(_) => of(&bytes).map_err(|source| NoHistory::Content { path: path(), source }),
     }
 }
 

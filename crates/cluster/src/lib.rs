@@ -110,7 +110,7 @@ pub use detached::{Detached, Lifetime, OutputForm, RankInput, Report, Start};
 #[doc(hidden)]
 pub use environment::{EnvironmentError, client_environment};
 #[doc(hidden)]
-pub use history::{NoHistory, recorded_history};
+pub use history::{NoHistory, recorded_history, recorded_pairs};
 #[doc(hidden)]
 pub use launch::{Surroundings, launch};
 #[doc(hidden)]

@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Paths, recorded_history};
+use super::{Paths, recorded_history, recorded_pairs};
 use cuda_cluster_machine::os::log_file;
 use cuda_cluster_model::ids::ClusterName;
 use cuda_cluster_model::plan::Plan;
@@ -21,6 +21,7 @@ use cuda_cluster_model::topology::Topology;
 use cuda_cluster_supervise::ClusterState;
 use cuda_cluster_why::audit::Audit;
 use cuda_cluster_wire::history::Curves;
+use cuda_cluster_wire::history::pairs::Flows;
 
 /// The version of the JSON form.
 const VERSION: u32 = 1;
@@ -58,6 +59,8 @@ pub struct BugReport {
     audit: Option<Audit>,
     /// What its processes used over time.
     history: Option<Curves>,
+    /// What went between its workers meanwhile.
+    pairs: Option<Flows>,
 }
 
 impl BugReport {
@@ -85,6 +88,7 @@ impl BugReport {
             stall: json(&paths.stall()),
             audit: recorded_audit(paths),
             history: recorded_history(paths).ok().map(|all| all.curves(None, None, POINTS)),
+            pairs: recorded_pairs(paths).ok().map(|all| all.flows(None, None)),
         }
     }
 }

@@ -81,6 +81,7 @@ pub(super) struct Control {
     task: JoinHandle<()>,
     over: watch::Sender<bool>,
     readings: Arc<Readings>,
+    state: watch::Receiver<ClusterState>,
 }
 
 impl Control {
@@ -105,6 +106,7 @@ impl Control {
     /// Stops accepting connections, and lets existing ones finish.
     pub(super) async fn finish(&mut self) {
         if !self.over.send_replace(true) {
+            self.readings.end(&self.state);
             // Connections that do not read are not waited for any longer.
             let _ = tokio::time::timeout(FAREWELL, &mut self.task).await;
         }
@@ -122,6 +124,7 @@ fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<C
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
     let (kept, processes) = (Arc::clone(&readings), handle.state.clone());
+    let seen = handle.state.clone();
     let read = Arc::clone(&readings);
     let shared = Shared { handle, paths: paths.clone(), readings: read, over: ended.clone() };
     let router = Router::new()
@@ -144,7 +147,7 @@ fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<C
             () = kept.keep(processes) => {}
         }
     });
-    Ok(Control { task, over, readings })
+    Ok(Control { task, over, readings, state: seen })
 }
 
 /// Completes when the cluster has ended; never if another server has taken over.

@@ -1,18 +1,12 @@
 //! Writes what the processes used into the run directory, so that it can be looked at later.
 //!
-//! Whoever shows it reads the file. It stays open, because closing a file that was written would
-//! wake the supervisor, which watches its directory.
-//!
 //! *Invariant:* a cluster goes on without its history: what can't be written is left out, and seen
 //! as a gap.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Seek};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use super::gpu::GpuWatch;
+use super::ring_file::{Clock, RingFile};
 use super::{Launch, ProcessPhase, ProcessState};
 use cuda_cluster_machine::os::process;
 use cuda_cluster_machine::os::run_directory::Paths;
@@ -154,41 +148,32 @@ const OF_GPUS: &str = "gpu_busy_percent";
 /// Writes the history of one cluster.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    path: PathBuf,
-    file: Option<File>,
+    file: RingFile,
     rings: Rings,
     columns: Vec<Column>,
     /// Whether there is [`OF_GPUS`] after the columns.
     has_gpus: bool,
-    /// The clock of the events, which never goes back.
-    began: (SystemTime, Instant),
+    clock: Clock,
     last: Instant,
     before: Vec<Before>,
 }
 
 impl Recorder {
     /// `watches_gpus`: whether there is somebody who says how busy they are.
-    pub(super) fn new(
-        launch: &Launch,
-        watches_gpus: bool,
-        paths: &Paths,
-        began: SystemTime,
-    ) -> Self {
+    pub(super) fn new(launch: &Launch, watches_gpus: bool, paths: &Paths, clock: Clock) -> Self {
         let has_gpus = watches_gpus && launch.processes().any(|spec| spec.gpu.is_some());
         let more: &[Column] = if launch.engine == EngineKind::Command { &[] } else { &OF_WORKERS };
         let columns = [&OF_PROGRAMS, more].concat();
         let names = launch.processes().map(|spec| spec.name.clone()).collect();
         let figures = columns.iter().map(|(name, _)| *name).chain(has_gpus.then_some(OF_GPUS));
         let figures = figures.map(str::to_owned).collect();
-        let now = Instant::now();
         Self {
-            path: paths.history(),
-            file: None,
+            file: RingFile::new(paths.history()),
             rings: Rings::new(Shape::new(names, figures)),
             columns,
             has_gpus,
-            began: (began, now),
-            last: now,
+            clock,
+            last: clock.began(),
             before: vec![Before::default(); launch.processes().count()],
         }
     }
@@ -203,13 +188,11 @@ impl Recorder {
         let span = self.span(now, seen);
         let due = self.rings.add(&span);
         // Without room, or without its directory, there is a gap.
-        let _ = self.write(&due);
+        let _ = self.file.write(self.rings.header(), &due);
     }
 
     fn span(&mut self, now: Instant, seen: &[Seen]) -> Span {
         let since = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
-        let at = self.began.0 + now.saturating_duration_since(self.began.1);
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
         let usual = self.rings.shape().levels[0].every_ms;
         let mut figures = Vec::with_capacity(seen.len() * (self.columns.len() + 1));
         for (now, before) in seen.iter().zip(&mut self.before) {
@@ -221,42 +204,11 @@ impl Recorder {
             figures.extend(self.has_gpus.then_some(now.gpu_busy));
         }
         Span {
-            at: u64::try_from(at).unwrap_or(u64::MAX),
+            at: self.clock.at(now),
             ms: u32::try_from(since.as_millis()).unwrap_or(u32::MAX).min(LATE * usual),
             states: seen.iter().map(|seen| seen.state).collect(),
             figures,
         }
-    }
-
-    fn write(&mut self, due: &[(u64, Vec<u8>)]) -> io::Result<()> {
-        let file = self.file()?;
-        due.iter().try_for_each(|(place, record)| file.write_all_at(record, *place))
-    }
-
-    /// The file, with its beginning; made again if it was removed.
-    fn file(&mut self) -> io::Result<&File> {
-        let removed = |file: &File| file.metadata().is_ok_and(|there| there.nlink() == 0);
-        if self.file.as_ref().is_none_or(removed) {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(true).mode(0o600);
-            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-            let mut file = options.open(&self.path)?;
-            if let Some(mut removed) = self.file.take() {
-                // What was known is in the file without a name. Without it the history begins now.
-                let _ = removed.rewind().and_then(|()| io::copy(&mut removed, &mut file));
-            }
-            self.file = Some(file);
-        }
-        let file = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let there = file.metadata()?;
-        if !there.is_file() {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let header = self.rings.header();
-        if there.len() < header.len() as u64 {
-            file.write_all_at(header, 0)?;
-        }
-        Ok(file)
     }
 }
 
@@ -266,6 +218,8 @@ mod tests {
     use cuda_cluster_model::plan::{Program, Supervision};
     use cuda_cluster_wire::history::{History, PHASES};
     use serde_json::json;
+    use std::os::unix::fs::MetadataExt;
+    use std::time::UNIX_EPOCH;
 
     const TEN: Duration = Duration::from_secs(10);
 
@@ -285,7 +239,7 @@ mod tests {
         let launch: Launch = serde_json::from_value(launch).expect("a launch");
         // At the beginning of a minute: what ends with one is in the coarser levels too.
         let began = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        Recorder::new(&launch, watches_gpus, paths, began)
+        Recorder::new(&launch, watches_gpus, paths, Clock::from(began))
     }
 
     /// This process as a worker that has answered so.
@@ -392,19 +346,5 @@ mod tests {
         std::fs::write(paths.history(), "").expect("emptied");
         recorder.add(began + TEN * 5, &[seen(5, 5)]);
         assert_eq!(read(&paths).curves(None, None, 100).ms, [10_000]);
-    }
-
-    #[test]
-    fn what_is_no_file_is_not_written_to() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let paths = Paths::at(folder.path());
-        std::os::unix::fs::symlink("/dev/null", paths.history()).expect("a link");
-        let mut recorder = recorder(&paths);
-        let now = recorder.last + TEN;
-        assert!(recorder.write(&[(0, vec![1])]).is_err(), "a link is not followed");
-        recorder.add(now, &[seen(1, 1)]);
-        std::fs::remove_file(paths.history()).expect("removed");
-        nix::unistd::mkfifo(&paths.history(), nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
-        assert!(recorder.write(&[(0, vec![1])]).is_err());
     }
 }

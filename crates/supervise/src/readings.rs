@@ -11,6 +11,8 @@ use tokio::sync::watch;
 
 use super::gpu::GpuWatch;
 use super::history::{Recorder, Seen};
+use super::pairs::PairRecorder;
+use super::ring_file::Clock;
 use super::state::CpuReading;
 use super::{ClusterState, Launch, ProcessState};
 use cuda_cluster_machine::os::process;
@@ -48,6 +50,8 @@ impl Kept {
 pub(super) struct Readings {
     kept: Mutex<Kept>,
     recorder: Mutex<Recorder>,
+    /// Where there are workers that say from whom they have received something.
+    pairs: Mutex<Option<PairRecorder>>,
     gpus: Option<Arc<dyn GpuWatch>>,
 }
 
@@ -59,8 +63,10 @@ impl Readings {
         paths: &Paths,
         began: SystemTime,
     ) -> Self {
-        let recorder = Mutex::new(Recorder::new(launch, gpus.is_some(), paths, began));
-        Self { kept: Mutex::default(), recorder, gpus }
+        let clock = Clock::from(began);
+        let recorder = Mutex::new(Recorder::new(launch, gpus.is_some(), paths, clock));
+        let pairs = Mutex::new(PairRecorder::new(launch, paths, clock));
+        Self { kept: Mutex::default(), recorder, pairs, gpus }
     }
 
     /// Reads the processes now and then. Never ends.
@@ -79,6 +85,22 @@ impl Readings {
             let now = Instant::now();
             self.kept().add(now, used);
             self.recorder().add(now, &seen);
+            self.add_pairs(now, &state);
+        }
+    }
+
+    /// Adds what workers have said before their end.
+    pub(super) fn end(&self, state: &watch::Receiver<ClusterState>) {
+        self.add_pairs(Instant::now(), state);
+    }
+
+    /// Adds what went between workers, as far as they have said it.
+    fn add_pairs(&self, now: Instant, state: &watch::Receiver<ClusterState>) {
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pairs) = pairs.as_mut() {
+            // Nobody waits for the state while a file is written.
+            let due = pairs.due(now, &state.borrow().workers);
+            pairs.write(&due);
         }
     }
 

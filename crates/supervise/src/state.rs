@@ -5,6 +5,7 @@
 //! *Invariant:* other programs rely on the JSON keys of [`ClusterState`] and [`ProcessState`]: keys
 //! are added, never renamed or removed, within one [`VERSION`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -145,6 +146,7 @@ impl ClusterState {
             missing_ports: Vec::new(),
             device_pool: None,
             work: None,
+            received_from: BTreeMap::new(),
             log: log(&spec.name),
             timings: Timings::default(),
             notes: Vec::new(),
@@ -244,6 +246,10 @@ pub struct ProcessState {
     /// What it has done and what it keeps where, as of its last answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+    /// The bytes of `work` that it has received, by sender, for the history: of all pairs they
+    /// would be most of what this says.
+    #[serde(skip)]
+    pub(crate) received_from: BTreeMap<String, u64>,
     /// Its log file.
     pub log: PathBuf,
     /// How long each step of its last start took.

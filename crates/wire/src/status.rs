@@ -9,6 +9,8 @@
 //!
 //! *Invariant:* one line is one message, at most [`LINE_LIMIT`] bytes.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use cuda_cluster_model::cpuset::{CpuSet, NodeSet};
@@ -178,6 +180,10 @@ pub struct Condition {
     /// What it has done, and what it keeps where.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<Work>,
+    /// The bytes of [`Work::received_bytes`] by sender: a worker's name, or the address at which
+    /// it was reached.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub received_from: BTreeMap<String, u64>,
 }
 
 impl Condition {
@@ -310,6 +316,17 @@ mod tests {
         assert!(pool(40).fragmentation().abs() < 1e-9);
         assert!((pool(10).fragmentation() - 0.75).abs() < 1e-9);
         assert!(DevicePool::default().fragmentation().abs() < 1e-9, "nothing is free");
+    }
+
+    #[test]
+    fn bytes_by_sender_are_read_where_they_are_told() {
+        let line = r#"{"status":"alive","condition":{"work":{"at_ms":5,"tasks":1},"received_from":{"gpu1":70}}}"#;
+        let Ok(Status::Alive { condition }) = decode(line) else { panic!("an answer") };
+        assert_eq!(condition.received_from, BTreeMap::from([("gpu1".to_owned(), 70)]));
+        let of_before = r#"{"status":"alive","condition":{"work":{"at_ms":5,"tasks":1}}}"#;
+        let Ok(Status::Alive { condition }) = decode(of_before) else { panic!("an answer") };
+        assert!(condition.received_from.is_empty());
+        assert_eq!(encode(&Status::Alive { condition }).trim_end(), of_before);
     }
 
     proptest! {

@@ -1,17 +1,18 @@
 // The matrix of pairs as a heat map: rows send, columns receive.
 
-import { clock, h } from "./model.js";
+import { bytes, clock, dayAndClock, h, rate } from "./model.js";
 
-/** The upper ends of the steps of colour, in GB/s. */
+/** The upper ends of the steps of colour, in GB/s, or in the unit of what the history has. */
 const STEPS = [1, 3, 8, 20, 60, 200];
 
 export class Matrix {
-  constructor(place, told) {
+  /** `told` is given what is known of a pair, and `chosen` is told when other figures are to be shown. */
+  constructor(place, told, chosen) {
     this.place = place;
     this.told = told;
     this.at = null;
-    const button = (value, words) => h("button", { value, onclick: () => { this.model.chosen = value; this.update(this.model); } }, words);
-    this.choice = h("div", { class: "choice", role: "group", "aria-label": "Figures of pairs", hidden: true }, button("measured", "measured"), button("now", "of tasks now"));
+    const button = (value, words) => h("button", { value, onclick: () => { this.model.chosen = value; this.update(this.model); chosen(); } }, words);
+    this.choice = h("div", { class: "choice", role: "group", "aria-label": "Figures of pairs", hidden: true }, button("measured", "measured"), button("now", "of tasks now"), button("past", "history"));
     place.before(this.choice);
   }
 
@@ -20,38 +21,58 @@ export class Matrix {
     const names = model.workers.map((worker) => worker.name).join(" ");
     const room = this.place.clientWidth;
     // Thousands of pairs take long, and most news are of something else.
-    const known = [names, room, model, model.state, model.lanes, model.measured, model.verification, model.last.tasks, model.end, model.chosen, this.at];
+    const known = [names, room, model, model.state, model.lanes, model.measured, model.verification, model.last.tasks, model.end, model.chosen, model.flows, this.at];
     if (known.every((one, at) => one === this.known?.[at])) return;
     if (this.names !== names || this.room !== room) this.build(model, count);
     Object.assign(this, { names, room, known });
     this.choices(model);
     const kinds = new Set();
+    const past = model.shows === "past" ? model.flows : null;
     for (const [key, cell] of this.cells ?? []) {
       const pair = model.pair(cell.a, cell.b);
-      const kind = pair.bad ? "bad" : pair.stale ? "stale" : pair.rate != null ? `step${step(pair.rate)}` : pair.lanes ? "lane" : "none";
+      const value = past ? pair.moved && pair.moved.mean_bytes_per_s / past.unit[1] : pair.rate;
+      const [bad, stale] = [pair.bad && !past, pair.stale && !past];
+      const kind = bad ? "bad" : stale ? "stale" : value != null ? `step${step(value)}` : past || pair.lanes ? "lane" : "none";
       kinds.add(kind);
       const name = `cell ${kind}${this.at === key ? " at" : ""}`;
       if (cell.name !== name) cell.rect.setAttribute("class", name);
       cell.name = name;
       if (cell.text) {
-        const words = pair.bad ? "!" : pair.rate != null ? figure(pair.rate) : "";
+        const words = bad ? "!" : value != null ? figure(value) : "";
         if (cell.text.textContent !== words) cell.text.textContent = words;
       }
     }
+    this.explain(past);
     this.legend?.classList.toggle("unmeasured", ![...kinds].some((kind) => kind.startsWith("step")));
     for (const kind of ["lane", "stale"]) this.legend?.classList.toggle(`no-${kind}`, !kinds.has(kind));
     if (this.at) this.say(model);
     this.model = model;
   }
 
-  /** Offers the choice of figures where there are both. */
+  /** Says which figures the colours stand for. */
+  explain(past) {
+    if (!this.legend) return;
+    this.legend.classList.toggle("past", Boolean(past));
+    const period = past ? `means ${within(past)},` : "";
+    const words = { ".period": period, ".unit": `${past ? past.unit[0] : "GB/s"},`, ".lane": past ? "nothing was moved" : "not measured" };
+    for (const [part, text] of Object.entries(words)) {
+      const element = this.legend.querySelector(part);
+      if (element.textContent !== text) element.textContent = text;
+      if (part === ".period") element.hidden = !text;
+    }
+  }
+
+  /** Offers the choice of figures where there are several. */
   choices(model) {
-    const both = Boolean(model.measured && model.last.tasks?.links.length);
-    this.choice.hidden = !both;
-    if (!both) return;
-    for (const button of this.choice.children) button.setAttribute("aria-pressed", String(button.value === model.shows));
-    const words = `measured at ${clock(model.verification.at)}`;
-    if (this.choice.firstChild.textContent !== words) this.choice.firstChild.textContent = words;
+    const has = { measured: model.measured, now: model.last.tasks?.links.length || !model.measured, past: model.flows?.pairs.length || model.shows === "past" };
+    const words = { measured: has.measured && `measured at ${clock(model.verification.at)}`, past: has.past && `history: ${model.flows.name}` };
+    for (const button of this.choice.children) {
+      button.hidden = !has[button.value];
+      button.setAttribute("aria-pressed", String(button.value === model.shows));
+      const text = words[button.value];
+      if (text && button.textContent !== text) button.textContent = text;
+    }
+    this.choice.hidden = [...this.choice.children].filter((button) => !button.hidden).length < 2;
   }
 
   build(model, count) {
@@ -109,7 +130,7 @@ export class Matrix {
       this.choose(`${a} ${b}`);
     });
     const labels = STEPS.map((most, at) => (at ? `${STEPS[at - 1]}–${most}` : `< ${most}`)).concat(`> ${STEPS.at(-1)}`);
-    this.legend = h("p", { class: "legend" }, h("span", { class: "unit" }, "GB/s,"), "rows send:", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"), h("span", { class: "key stale" }, "measured before one of them ended or stopped answering"));
+    this.legend = h("p", { class: "legend" }, h("span", { class: "period", hidden: true }), h("span", { class: "unit" }, "GB/s,"), "rows send:", labels.map((label, at) => h("span", { class: `key step${at}` }, label)), h("span", { class: "key bad" }, "! not as planned"), h("span", { class: "key lane" }, "not measured"), h("span", { class: "key stale" }, "measured before one of them ended or stopped answering"));
     this.place.replaceChildren(svg, this.legend);
   }
 
@@ -130,9 +151,19 @@ export class Matrix {
     for (const row of pair.before) {
       if (row.gb_per_s != null) words.push(`${row.memory} memory ${figure(row.gb_per_s)} GB/s at ${clock(model.verification.at)}, out of date`);
     }
+    if (pair.moved) {
+      const { mean_bytes_per_s: mean, highest_bytes_per_s: highest } = pair.moved;
+      words.push(`${rate(mean)} mean, ${rate(highest)} highest, ${bytes(pair.moved.bytes)} ${within(model.flows)}`);
+    }
     if (pair.seen) words.push(`${pair.seen.transfers} transfers, median ${figure(pair.seen.quartiles[1] / 1e9)} GB/s`);
     this.told(words.join("; "));
   }
+}
+
+/** The part of the time that flows are of. */
+function within({ since, until }) {
+  const isOneDay = new Date(since).toDateString() === new Date(until).toDateString();
+  return `from ${dayAndClock(since)} to ${isOneDay ? clock(until) : dayAndClock(until)}`;
 }
 
 function step(rate) {

@@ -36,7 +36,9 @@ export class Model {
     this.known = new Set();
     this.laneOf = new Map();
     this.lackOf = new Map();
-    /** Which figures of pairs are shown: those that were `measured`, or those of tasks `now`. */
+    /** What went between workers in a part of the time, once it was read from the history. */
+    this.flows = null;
+    /** Which figures of pairs are shown: those that were `measured`, those of tasks `now`, or the means of the `past`. */
     this.chosen = null;
   }
 
@@ -133,7 +135,8 @@ export class Model {
     const current = this.isAsMeasured(from) && this.isAsMeasured(to);
     const rows = current ? measured : [];
     const seen = this.byPair().get(`${from} ${to}`);
-    const [row, shown] = [rows.at(-1), this.shows === "measured"];
+    const past = this.shows === "past";
+    const [row, shown] = [rows.at(-1), this.shows === "measured" || past && this.measured];
     const rate = shown ? measured.at(-1)?.gb_per_s : seen && seen.quartiles[1] / 1e9;
     return {
       from,
@@ -143,6 +146,8 @@ export class Model {
       rows,
       verdict: row?.verdict,
       rate: rate ?? null,
+      /** What went between them in the part of the time that is shown. */
+      moved: past ? this.flows.byPair.get(`${from} ${to}`) : undefined,
       /** What was measured before one of them ended or stopped answering. */
       before: current ? [] : measured,
       stale: shown && !current && rate != null,
@@ -153,7 +158,17 @@ export class Model {
 
   /** Which figures are shown: the chosen ones, or else those that there are. */
   get shows() {
-    return this.chosen ?? (this.measured ? "measured" : "now");
+    if (this.chosen) return this.chosen;
+    if (this.measured) return "measured";
+    // Nobody was there to see what tasks did.
+    return this.flows?.pairs.length && this.end && !this.last.tasks ? "past" : "now";
+  }
+
+  /** What went between workers in a part of the time, in the unit in which the largest mean is a number above one. */
+  setFlows(flows, name) {
+    const largest = flows.pairs.reduce((most, flow) => Math.max(most, flow.mean_bytes_per_s), 0);
+    const unit = [["GB/s", 1e9], ["MB/s", 1e6], ["kB/s", 1e3]].find(([, size]) => largest >= size) ?? ["B/s", 1];
+    this.flows = { ...flows, name, unit, byPair: new Map(flows.pairs.map((flow) => [`${flow.from} ${flow.to}`, flow])) };
   }
 
   /** Whether a process is still the one that was measured, and would do the same again. */

@@ -2,6 +2,7 @@
 
 import { read as readAddress, tell } from "./address.js";
 import { Details } from "./details.js";
+import { Flows } from "./flows.js";
 import { headline, isBad } from "./headline.js";
 import { legend, zone } from "./legend.js";
 import { LogView } from "./log_view.js";
@@ -42,14 +43,15 @@ const actions = {
 };
 const machine = new Machine($("machine"), select);
 const details = new Details($("details"), actions);
-const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text));
+const matrix = new Matrix($("matrix"), (text) => set($("pair"), "textContent", text), () => flows.load());
 const preflight = new Preflight($("preflight"), $("preflight-facts"), $("findings"));
 const tiles = new Tiles($("tiles"), select);
 const strips = new Strips($("strips"), select);
 const notifier = new Notifier($("notify"));
 legend($("keys"));
 $("zone").textContent = zone();
-const timeline = new Timeline({ read });
+const timeline = new Timeline({ read, moved: () => flows.load() });
+const flows = new Flows({ read, part: () => timeline.part, changed: () => later() });
 const logs = new LogView($("logs"), actions);
 const tasks = new Tasks($("tasks"), { read, chosen: (task) => tell({ cluster: model.name, task }) });
 const overview = new Overview($("overview"), say);
@@ -140,7 +142,9 @@ async function open(name, { worker, line, task } = {}) {
   $("clusters").value = name;
   document.title = `${name} – cuda-cluster`;
   tell({ cluster: name, worker, line, task });
+  flows.close();
   timeline.open(model);
+  flows.open(model);
   logs.open(name, line);
   tasks.open(model, task);
   try {
@@ -353,7 +357,7 @@ function wires() {
 function pairs() {
   matrix.update(model);
   set($("pairs-answer"), "textContent", model.answer);
-  $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !model.measured && !model.verification);
+  $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !model.measured && !model.verification && !model.flows?.pairs.length);
 }
 
 function events() {
@@ -446,6 +450,7 @@ function all() {
   [model, stream, wanted, machine.selected] = [null, null, null, null];
   details.show(null, null);
   timeline.close();
+  flows.close();
   logs.open(null);
   tasks.open(null);
   say("");

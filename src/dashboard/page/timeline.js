@@ -5,7 +5,7 @@ import { Charts, MOST_LINES } from "./charts.js";
 import { bytes, clock, dayAndClock, h, percent, rate, sentence, span } from "./model.js";
 
 const HOUR_MS = 3600e3;
-/** What can be shown: by the word in the address its button, its heading, and how long it is. */
+/** What can be shown: by the word in the address its button, its heading, and how long it is. The last minutes are not from the history. */
 const RANGES = {
   live: ["5 min", "Last minutes", 0],
   "1h": ["1 h", "Last hour", HOUR_MS],
@@ -36,9 +36,9 @@ const FIGURES = [
 ];
 
 export class Timeline {
-  /** `read` reads a path of the cluster. */
-  constructor({ read }) {
-    Object.assign(this, { read, model: null, range: "live", fixed: null, before: "live", paused: false, who: "", at: null, past: null, error: "", asked: 0 });
+  /** `read` reads a path of the cluster; `moved` is told when another part of the time is shown. */
+  constructor({ read, moved }) {
+    Object.assign(this, { read, moved, model: null, range: "live", fixed: null, before: "live", paused: false, who: "", at: null, past: null, error: "", asked: 0 });
     const options = { chosen: () => this.at, range: (from, to) => this.show(from, to), pick: (at) => this.nearest(at) };
     this.live = new Charts(document.getElementById("charts"), options);
     this.charts = new Charts(document.getElementById("past"), { ...options, window: () => this.window, moment: (at) => this.moment(at) });
@@ -51,7 +51,7 @@ export class Timeline {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     setInterval(() => { if (!document.hidden && this.grows) this.load(); }, AGAIN_MS);
     this.buttons();
-    document.getElementById("time-ages").textContent = `The history has a value for every 10 s of the last hour, every minute of twelve hours, every 10 min of a week; bytes on links and of each pair are not in it.`;
+    document.getElementById("time-ages").textContent = `The history has a value for every 10 s of the last hour, every minute of twelve hours, every 10 min of a week; bytes on links are not in it, and those of each pair are above.`;
   }
 
   /** Whether what is shown will change. */
@@ -98,6 +98,7 @@ export class Timeline {
     this.who = view.get("who") ?? "";
     this.at = Date.parse(view.get("at")) || null;
     this.load();
+    this.moved();
   }
 
   /** Writes what is shown into the address, so that it can be passed on. */
@@ -156,6 +157,14 @@ export class Timeline {
   change() {
     this.tell();
     this.load();
+    this.moved();
+  }
+
+  /** The part of the history that is shown, as a request and in words; instead of the last minutes the last hour. */
+  get part() {
+    if (this.fixed) return { query: `since=${Math.round(this.fixed[0])}&until=${Math.round(this.fixed[1])}`, name: "chosen time" };
+    const [, name, length] = RANGES[this.range === "live" ? "1h" : this.range];
+    return { query: length ? `last=${length}` : "", name: name.toLowerCase() };
   }
 
   /** Whether the history is shown, and not what was measured for this page. */
@@ -168,10 +177,8 @@ export class Timeline {
     const { model } = this;
     const asked = ++this.asked;
     if (this.isPast) {
-      const length = RANGES[this.range][2];
-      const part = this.fixed ? `since=${Math.round(this.fixed[0])}&until=${Math.round(this.fixed[1])}` : length ? `last=${length}` : "";
       try {
-        const past = await this.read(`history?points=${POINTS}&${part}`);
+        const past = await this.read(`history?points=${POINTS}&${this.part.query}`);
         if (asked === this.asked && model === this.model) [this.past, this.error] = [past, ""];
       } catch (error) {
         if (asked === this.asked) this.error = error.message;
@@ -202,6 +209,7 @@ export class Timeline {
     if (model.end && this.range === "live" && !this.fixed && model.figures.length < 2 && !this.error) {
       this.range = "all";
       this.load();
+      this.moved();
     }
     // Which of its processes are workers is known later than what they used.
     if (this.drawnWorkers !== model.workers.length) this.draw();

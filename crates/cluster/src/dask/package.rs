@@ -39,6 +39,7 @@ pub(super) const DASK: Package = Package {
         "ports.py",
         "process.py",
         "queued.py",
+        "received.py",
         "retirement.py",
         "scheduler.py",
         "sent_as.py",

@@ -36,7 +36,7 @@ use cuda_cluster_wire::frame::FRAME_LIMIT;
 use cuda_cluster_wire::greeting::Role;
 use cuda_cluster_wire::native::{FromWorker, Registration, ToWorker};
 use cuda_cluster_wire::peer::Member;
-use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes, Work};
+use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes};
 use cuda_cluster_wire::tasks::{Order, Report as TaskReport};
 
 /// Longest time between the scheduler's end and the signal to this process.
@@ -155,11 +155,14 @@ async fn run(
         });
     }
     let mut known_lanes = Vec::new();
-    let mut condition = |lanes: Vec<PeerLanes>, work: Work| Condition {
+    let mut condition = |lanes: Option<Vec<PeerLanes>>, tally: &Tally, store: &Store| Condition {
         device_pool: opened_device.as_ref().and_then(Device::pool).map(reported),
         missing_ports: ports.missing(check_port),
-        peers: (lanes != known_lanes).then(|| known_lanes.clone_from(&lanes)).map(|()| lanes),
-        work: Some(work),
+        peers: lanes
+            .filter(|lanes| *lanes != known_lanes)
+            .inspect(|lanes| known_lanes.clone_from(lanes)),
+        work: Some(tally.work(store)),
+        received_from: tally.received_from().clone(),
     };
     let mut tally = Tally::new();
     let mut broken: HashMap<String, u64> = HashMap::new();
@@ -188,15 +191,15 @@ async fn run(
                         tracing::info!(peers = peers.len(), "ready");
                         scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
                         scheduler.send(&FromWorker::Work(vec![offer.clone()])).await?;
-                        let condition = condition(peers.clone(), tally.work(runner.store()));
+                        let condition = condition(Some(peers.clone()), &tally, runner.store());
                         status.ready(None, peers, ucx.take(), condition);
                     }
                     Some(Report::Grown(peers)) => {
                         scheduler.send(&FromWorker::Connected { peers: peers.clone() }).await?;
-                        status.answer(condition(peers, tally.work(runner.store())));
+                        status.answer(condition(Some(peers), &tally, runner.store()));
                     }
                     Some(Report::Pulse { lanes }) => {
-                        status.answer(condition(lanes, tally.work(runner.store())));
+                        status.answer(condition(Some(lanes), &tally, runner.store()));
                         shrink_idle_pool(opened_device.as_ref());
                     }
                     Some(Report::PeerFailed { member, cause }) => {
@@ -240,6 +243,8 @@ async fn run(
         Err(Error::SchedulerGone) if terminated.await.is_ok() => Ok(()),
         ended => ended,
     };
+    // Nobody asks any more; the history is to have what was received until now.
+    status.answer(condition(None, &tally, runner.store()));
     if ended.is_ok() {
         tracing::info!("worker ends as requested");
         // If the scheduler is gone already, it need not be told.

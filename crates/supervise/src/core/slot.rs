@@ -182,6 +182,7 @@ impl Slot {
         self.shown.device_pool = condition.device_pool;
         self.shown.missing_ports = condition.missing_ports;
         self.shown.work = condition.work;
+        self.shown.received_from = condition.received_from;
         if let Some(peers) = condition.peers {
             self.shown.peers = peers;
         }

@@ -14,12 +14,14 @@
 //! | for each of its figures 8 | mean and highest as 32-bit floats, not a number if unknown |
 //!
 //! What is older is kept more coarsely: [`Rings`] folds spans into longer ones, and of each figure
-//! the mean and the highest remain. [`History`] puts the levels together again.
+//! the mean and the highest remain. [`History`] puts the levels together again. What went from
+//! which worker to which is in a file of its own: [`pairs`].
 //!
 //! *Invariant:* no file makes a reader panic, or allocate more than the file's size warrants; no
 //! highest figure is lost by folding, and no figure appears that was not there.
 
 mod fold;
+pub mod pairs;
 mod view;
 
 #[cfg(test)]
@@ -27,6 +29,7 @@ mod tests;
 
 use std::ops::Range;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use fold::Rings;
@@ -110,22 +113,14 @@ impl Shape {
     /// The shape for these processes and figures. Of very many, less is kept.
     pub fn new(processes: Vec<String>, figures: Vec<String>) -> Self {
         let mut shape = Self { version: VERSION, processes, figures, levels: LEVELS.to_vec() };
-        let rings = shape.bytes().saturating_sub(shape.header().len() as u64).max(1);
-        if rings > BUDGET {
-            for level in &mut shape.levels {
-                let fewer = u64::from(level.slots) * BUDGET / rings;
-                level.slots = u32::try_from(fewer).unwrap_or(level.slots).max(1);
-            }
-        }
+        let record = shape.record_bytes();
+        fit(&mut shape.levels, record, BUDGET);
         shape
     }
 
     /// The beginning of the file.
     pub fn header(&self) -> Vec<u8> {
-        // Texts and numbers, on which serde_json cannot fail.
-        let text = serde_json::to_vec(self).unwrap_or_default();
-        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        [&MAGIC[..], &length.to_le_bytes(), &text].concat()
+        header(&MAGIC, self)
     }
 
     /// Bytes of a record.
@@ -141,35 +136,83 @@ impl Shape {
 
     /// The shape in the beginning of a file, and where the rings begin.
     fn read(bytes: &[u8]) -> Result<(Self, usize), HistoryError> {
-        let damaged = |reason: String| HistoryError::Shape { reason };
-        let rest = bytes.strip_prefix(&MAGIC).ok_or(HistoryError::Foreign)?;
-        let (length, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it is cut".into()))?;
-        let length = u32::from_le_bytes(*length) as usize;
-        let text = rest.get(..length).filter(|_| length <= SHAPE_LIMIT);
-        let text = text.ok_or_else(|| damaged("its length is wrong".into()))?;
-        let version = |text| serde_json::from_slice::<Version>(text);
-        let Version { version } = version(text).map_err(|error| damaged(error.to_string()))?;
-        if version != VERSION {
-            return Err(HistoryError::Version { found: version });
-        }
-        let shape: Self =
-            serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
-        let slots = shape.levels.iter().map(|level| level.slots as usize).max().unwrap_or(0);
+        let (shape, begin): (Self, usize) = read_shape(bytes, &MAGIC)?;
+        let slots = most_slots(&shape.levels);
         let counts = [shape.processes.len(), shape.figures.len(), shape.levels.len(), slots];
-        if counts.iter().zip(MOST).any(|(count, most)| *count > most) {
-            return Err(damaged(format!("it has too much of something: {counts:?}")));
-        }
-        Ok((shape, MAGIC.len() + 4 + length))
+        within(counts, MOST)?;
+        Ok((shape, begin))
     }
 
     /// Where the records of each level are.
     fn places(&self, begin: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        let mut next = begin;
-        self.levels.iter().map(move |level| {
-            let from = next;
-            next += level.slots as usize * self.record_bytes();
-            from..next
-        })
+        places(&self.levels, self.record_bytes(), begin)
+    }
+}
+
+/// The beginning of a file that begins so, with a shape as JSON.
+fn header(magic: &[u8; 8], shape: &impl Serialize) -> Vec<u8> {
+    // Texts and numbers, on which serde_json cannot fail.
+    let text = serde_json::to_vec(shape).unwrap_or_default();
+    let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
+    [&magic[..], &length.to_le_bytes(), &text].concat()
+}
+
+/// The shape in the beginning of a file, and where what follows begins.
+fn read_shape<T: DeserializeOwned>(
+    bytes: &[u8],
+    magic: &[u8; 8],
+) -> Result<(T, usize), HistoryError> {
+    let damaged = |reason: String| HistoryError::Shape { reason };
+    let rest = bytes.strip_prefix(magic).ok_or(HistoryError::Foreign)?;
+    let (length, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it is cut".into()))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    let text = rest.get(..length).filter(|_| length <= SHAPE_LIMIT);
+    let text = text.ok_or_else(|| damaged("its length is wrong".into()))?;
+    let version = |text| serde_json::from_slice::<Version>(text);
+    let Version { version } = version(text).map_err(|error| damaged(error.to_string()))?;
+    if version != VERSION {
+        return Err(HistoryError::Version { found: version });
+    }
+    let shape = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
+    Ok((shape, magic.len() + 4 + length))
+}
+
+/// Refuses a shape of which something is more than there may be.
+fn within(counts: [usize; 4], most: [usize; 4]) -> Result<(), HistoryError> {
+    if counts.iter().zip(most).any(|(count, most)| *count > most) {
+        let reason = format!("it has too much of something: {counts:?}");
+        return Err(HistoryError::Shape { reason });
+    }
+    Ok(())
+}
+
+fn most_slots(levels: &[Level]) -> usize {
+    levels.iter().map(|level| level.slots as usize).max().unwrap_or(0)
+}
+
+/// Where the records of each level are.
+fn places(
+    levels: &[Level],
+    record_bytes: usize,
+    begin: usize,
+) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut next = begin;
+    levels.iter().map(move |level| {
+        let from = next;
+        next += level.slots as usize * record_bytes;
+        from..next
+    })
+}
+
+/// Leaves fewer records to each level where all of them would be longer than the budget.
+fn fit(levels: &mut [Level], record_bytes: usize, budget: u64) {
+    let records: u64 = levels.iter().map(|level| u64::from(level.slots)).sum();
+    let rings = (records * record_bytes as u64).max(1);
+    if rings > budget {
+        for level in levels {
+            let fewer = u64::from(level.slots) * budget / rings;
+            level.slots = u32::try_from(fewer).unwrap_or(level.slots).max(1);
+        }
     }
 }
 

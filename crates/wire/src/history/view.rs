@@ -78,13 +78,29 @@ impl History {
     }
 }
 
+/// What covers a part of the time, in milliseconds since 1970.
+pub(super) trait Timed {
+    fn begin(&self) -> u64;
+    fn end(&self) -> u64;
+}
+
+impl Timed for Span {
+    fn begin(&self) -> u64 {
+        self.begin()
+    }
+
+    fn end(&self) -> u64 {
+        self.at
+    }
+}
+
 /// The finer spans, and before them the coarser ones. A coarser one that begins before the finer
 /// ones do holds those that it overlaps.
-fn joined(coarser: Vec<Span>, mut finer: Vec<Span>) -> Vec<Span> {
-    let begin = finer.first().map_or(u64::MAX, Span::begin);
-    let mut all: Vec<Span> = coarser.into_iter().filter(|span| span.begin() < begin).collect();
-    let until = all.last().map_or(0, |span| span.at);
-    finer.retain(|span| span.at > until);
+pub(super) fn joined<T: Timed>(coarser: Vec<T>, mut finer: Vec<T>) -> Vec<T> {
+    let begin = finer.first().map_or(u64::MAX, T::begin);
+    let mut all: Vec<T> = coarser.into_iter().filter(|span| span.begin() < begin).collect();
+    let until = all.last().map_or(0, T::end);
+    finer.retain(|span| span.end() > until);
     all.append(&mut finer);
     all
 }

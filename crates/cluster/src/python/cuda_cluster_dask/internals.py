@@ -30,6 +30,8 @@ from distributed.spill import SpillBuffer
 from distributed.utils import format_dashboard_link, get_ip, get_ip_interface, get_ipv6, import_term
 from distributed.versions import get_versions
 
+from cuda_cluster_dask.received import received
+
 __all__ = [
     "AdaptiveCore",
     "Comm",
@@ -70,7 +72,8 @@ SEEN = {
         "decide_worker_non_rootish task_prefixes _task_to_msg gather_on_worker replicate unrunnable "
         "_active_graph_updates",
         "distributed.Worker": "rpc scheduler contact_address handlers metrics http_application http_server "
-        "state data monitor memory_manager startup_information transfer_outgoing_bytes_total",
+        "state data monitor memory_manager startup_information transfer_outgoing_bytes_total "
+        "transfer_incoming_log",
         "distributed.active_memory_manager": "RetireWorker",
         "distributed.active_memory_manager.ActiveMemoryManagerExtension": "policies",
         "distributed.active_memory_manager.RetireWorker": "address no_recipients",
@@ -145,16 +148,22 @@ def task_nodes() -> tuple[type, type]:
     return Task, DataNode
 
 
-def work_of(worker: Worker) -> Callable[[], dict[str, int]]:
-    """Says what a worker has done until now (`wire::status::Work` in Rust)."""
+def work_of(worker: Worker) -> Callable[[], dict[str, object]]:
+    """Says what a worker has done until now, and from whom it has received what (`work` and
+    `received_from` of `wire::status::Condition` in Rust)."""
     began = time.monotonic()
 
-    def work() -> dict[str, int]:
+    def work() -> dict[str, object]:
         at_ms = int((time.monotonic() - began) * 1000)
         done = {"at_ms": at_ms, "tasks": int(worker.state.executed_count)}
+        # Dask's configuration may have it keep no log.
+        if worker.transfer_incoming_log.maxlen != 0:
+            done["received_bytes"] = received.total
         # Not of every storage, such as a user's own.
         spilled = getattr(worker.data, "spilled_total", None)
-        return done if spilled is None else {**done, "spilled_bytes": int(spilled.disk)}
+        if spilled is not None:
+            done["spilled_bytes"] = int(spilled.disk)
+        return {"work": done, "received_from": received.by_sender}
 
     return work
 

@@ -28,7 +28,7 @@ class Status(Pipe):
         super().__init__(descriptor)
         self.is_ready = False
         self._peers: Peers | None = None
-        self._work: Callable[[], dict[str, int]] | None = None
+        self._work: Callable[[], dict[str, object]] | None = None
         self._answering: asyncio.Future[None] | None = None
         #: What is to be told of each worker from elsewhere.
         self._held: dict[str, dict[str, object]] = {}
@@ -51,7 +51,7 @@ class Status(Pipe):
         self._tell(status="killed_at", percent=percent)
 
     def ready(
-        self, address: str, peers: Peers | None = None, work: Callable[[], dict[str, int]] | None = None
+        self, address: str, peers: Peers | None = None, work: Callable[[], dict[str, object]] | None = None
     ) -> None:
         """From now on the event loop that runs answers the supervisor's questions; `peers` are the
         worker's connections (`lanes.Peers`), and `work` says what it has done."""
@@ -88,7 +88,7 @@ class Status(Pipe):
 
     def _alive(self, condition: dict[str, object]) -> None:
         if self._work is not None:
-            condition["work"] = self._work()
+            condition.update(self._work())
         self._tell(status="alive", condition=condition)
 
     def working(self) -> None:

@@ -45,6 +45,7 @@ from cuda_cluster_dask.internals import (
     import_term,
 )
 from cuda_cluster_dask.nanny import Nanny
+from cuda_cluster_dask.received import received
 from cuda_cluster_dask.sent_as import sent_as
 from cuda_cluster_dask.settings import Name, WorkerSettings
 from cuda_cluster_dask.status import Status, Then
@@ -261,8 +262,11 @@ class Supervised(Worker):
     async def gather_dep(self, worker: str, to_gather: Any, total_nbytes: int, *, stimulus_id: str) -> Any:
         if hasattr(self.data, "make_room"):
             self.data.make_room(total_nbytes)
-        with fetching.lasts(worker, to_gather, total_nbytes):
-            return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+        try:
+            with fetching.lasts(worker, to_gather, total_nbytes):
+                return await super().gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+        finally:
+            received.count(self.transfer_incoming_log)
 
     async def execute(self, *args: Any, **kwargs: Any) -> Any:
         if self.tell_first_task is not None:

@@ -30,6 +30,7 @@ const SECRET: &str = "secret";
 const CARRIED: &str = "carried";
 const EVENTS: &str = "events.jsonl";
 const HISTORY: &str = "history";
+const HISTORY_PAIRS: &str = "history-pairs";
 const LOGS: &str = "logs";
 const CRASHES: &str = "crashes";
 const CGROUP: &str = "cgroup";
@@ -165,6 +166,11 @@ impl Paths {
     /// What its processes used over time: `wire::history`.
     pub fn history(&self) -> PathBuf {
         self.root.join(HISTORY)
+    }
+
+    /// What went between its workers over time: `wire::history::pairs`.
+    pub fn history_pairs(&self) -> PathBuf {
+        self.root.join(HISTORY_PAIRS)
     }
 
     /// The directory of logs.

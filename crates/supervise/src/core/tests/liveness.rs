@@ -1,5 +1,7 @@
 //! Tests of processes that do not answer.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use cuda_cluster_wire::status::{Condition, DevicePool, MissingPort, PeerLanes, Work};
 
@@ -154,12 +156,14 @@ fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
         missing_ports: vec![port.clone()],
         peers: Some(lanes.clone()),
         work: Some(Work { tasks: 7, ..Work::default() }),
+        received_from: BTreeMap::from([("gpu1".to_owned(), 70)]),
     };
     let key = world.key(0);
     world.tell(Event::Said { key, status: Status::Alive { condition } });
     let shown = world.core.state().workers[0].clone();
     assert_eq!(shown.device_pool.map(|pool| pool.slabs), Some(3));
     assert_eq!(shown.work.map(|work| work.tasks), Some(7));
+    assert_eq!(shown.received_from["gpu1"], 70);
     assert_eq!((shown.missing_ports, shown.peers.clone()), (vec![port], lanes));
     world.tell(Event::Said { key, status: Status::Alive { condition: Condition::default() } });
     let shown = world.core.state().workers[0].clone();
@@ -168,7 +172,7 @@ fn what_a_worker_reports_of_itself_is_shown_and_goes_with_its_process() {
     world.die(0, Exit::by_signal(11));
     let shown = world.worker(0);
     assert_eq!((shown.device_pool, shown.peers.len()), (None, 0), "it is gone");
-    assert_eq!(shown.work, None);
+    assert_eq!((shown.work, shown.received_from.len()), (None, 0));
 }
 
 #[test]
