@@ -274,7 +274,9 @@ fn what_was_measured_is_not_said_of_a_worker_that_is_stopped_or_was_replaced() {
     // Their figures stay, grey, and say so.
     let old = "document.querySelectorAll('#matrix .cell.stale')";
     browser.wait_for(&format!("{old}.length === 14 && {values} === 0"));
-    browser.script(&format!("{old}[0].dispatchEvent(new PointerEvent('pointerover', {{ bubbles: true }}))"));
+    browser.script(&format!(
+        "{old}[0].dispatchEvent(new PointerEvent('pointerover', {{ bubbles: true }}))"
+    ));
     browser.wait_for(
         "/GB\\/s at \\d.*, out of date/.test(document.querySelector('#pair').textContent)",
     );

@@ -28,6 +28,9 @@ from lab_work import both, digest, piece
 PATIENCE = 60.0  # Seconds beyond the last fault.
 WHOLE_WITHIN = 240.0  # Seconds until all workers are there again; processes start slowly on a busy machine.
 CUT_AFTER = 12.0  # Seconds without an answer after which a connection breaks, in this lab.
+# A sender tries again after twice the time each time (0.2 s, 0.4 s …, RFC 6298), so after a network has been
+# gone for longer than this, the next try may come too late.
+BREAKS_AFTER = CUT_AFTER / 2
 
 # --- The work.
 
@@ -93,16 +96,16 @@ class Fault:
             self.host == 0
             and (
                 self.kind in ("power off", "SIGTERM")
-                or self.lasts > CUT_AFTER - 4
+                or self.lasts > BREAKS_AFTER
                 and self.kind == "no network"
             )
         )
 
     @property
     def loses_data(self) -> bool:
-        """Whether data of which there is one copy may be lost: not if a host only ends in order."""
-        slow = self.kind in ("slow line", "full disk")
-        return not slow and not (self.kind == "SIGTERM" and self.host != 0)
+        """Whether data of which there is one copy may be lost: not if a line is slow only, or a host
+        ends in order. Where names are unknown or the disk is full, a worker is killed, too."""
+        return self.kind != "slow line" and not (self.kind == "SIGTERM" and self.host != 0)
 
 
 #: How often each comes, how long each lasts at least and at most, and which hosts may have it.

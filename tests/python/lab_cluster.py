@@ -71,7 +71,10 @@ class Up:
             cause = re.sub(r"\bat [-0-9:]{8,}T?[ 0-9:.Z]*", "", "".join(said[:1]))
             cause = "; ".join([cause] + [line for line in said if "asked to end" in line]) if cause else ""
         last = [line for line in output.splitlines() if line.startswith(("error", "stopping", "cluster: "))]
-        return Ended(self.host.number, self.process.returncode, cause or "; ".join(last[-3:]), output[-1500:])
+        # Workers of other hosts may go between why it ends and its end.
+        why = [line for line in last[:-3] if "asked to end" in line]
+        cause = cause or "; ".join(why + last[-3:])
+        return Ended(self.host.number, self.process.returncode, cause, output[-1500:])
 
 
 class Cluster:

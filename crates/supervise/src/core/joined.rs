@@ -26,8 +26,13 @@ impl Core {
         }
     }
 
-    /// The scheduler has removed a worker.
+    /// The scheduler has removed a worker. One that ends in order closes connections: whose these
+    /// are has not been lost.
     pub(super) fn parted(&mut self, name: &str, lost: bool, reason: &str, now: Moment) {
+        let (lost, reason) = match self.ending {
+            Some(_) if lost => (false, "the scheduler ends with its cluster"),
+            _ => (lost, reason),
+        };
         let since = self.time_of_day(now);
         let there = |one: &&mut Joined| one.worker.name == name && one.state == JoinedPhase::Ready;
         let Some(one) = self.state.joined.iter_mut().find(there) else { return };

@@ -5,7 +5,7 @@ use super::super::world::{World, launch, up};
 use super::leaves;
 use crate::record::What;
 use crate::state::JoinedPhase;
-use crate::{ClusterPhase, Outcome, ProcessPhase};
+use crate::{ClusterPhase, Escalation, Outcome, ProcessPhase};
 use cuda_cluster_wire::process::Exit;
 use cuda_cluster_wire::status::{AfterLeaving, JoinedWorker, Status};
 
@@ -102,4 +102,32 @@ fn who_joins_from_elsewhere_is_shown_and_who_goes_is_remembered_with_the_reason(
     assert!(phases(&world).iter().all(|(_, phase)| *phase != JoinedPhase::Ready));
     let said = |what: &What| matches!(what, What::Parted { name, lost: true, .. } if name == "a");
     assert_eq!(world.records.iter().filter(|what| said(what)).count(), 2);
+}
+
+#[test]
+fn whose_scheduler_ends_in_order_are_not_lost() {
+    let mut world = up(launch(true, 1, false));
+    let key = world.key(0);
+    for name in ["a", "b"] {
+        let worker = JoinedWorker { name: name.to_owned(), ..JoinedWorker::default() };
+        world.tell(Event::Said { key, status: Status::Joined { worker } });
+    }
+    world.tell(Event::Stop(Escalation::Graceful));
+    // The scheduler says so while it closes its connections, and of the second no more.
+    let (name, reason) = ("a".to_owned(), "its connection broke".to_owned());
+    world.tell(Event::Said { key, status: Status::Parted { name, lost: true, reason } });
+    world.die(1, Exit::status(0));
+    world.die(0, Exit::status(0));
+    let parted: Vec<_> = world
+        .records
+        .iter()
+        .filter_map(|what| match what {
+            What::Parted { name, lost, reason, .. } => {
+                Some((name.as_str(), *lost, reason.as_str()))
+            }
+            _ => None,
+        })
+        .collect();
+    let why = "the scheduler ends with its cluster";
+    assert_eq!(parted, [("a", false, why), ("b", false, why)]);
 }
