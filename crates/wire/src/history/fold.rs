@@ -3,29 +3,93 @@
 //! *Invariant:* the highest of a fold is the highest of what was folded; its mean is between their
 //! means.
 
-use super::{Figure, Shape, Span, State, single};
+use super::{Figure, Level, Shape, Span, State, places, single};
+
+/// Several spans that become one.
+pub(super) trait Folds: Default {
+    /// What is folded.
+    type Span;
+
+    /// Adds a span.
+    fn add(&mut self, span: &Self::Span);
+
+    /// The span that they became; `None` of none.
+    fn end(self) -> Option<Self::Span>;
+}
+
+/// What is being folded for each level but the first, and for which part of the time.
+#[derive(Debug)]
+pub(super) struct Folding<F>(Vec<(u64, F)>);
+
+impl<F: Folds> Folding<F> {
+    pub(super) fn new(levels: &[Level]) -> Self {
+        Self(levels.iter().skip(1).map(|_| Default::default()).collect())
+    }
+
+    /// Adds a span that ends then; returns what is complete of each level.
+    pub(super) fn add(
+        &mut self,
+        levels: &[Level],
+        at: u64,
+        span: &F::Span,
+    ) -> Vec<(usize, F::Span)> {
+        let mut complete = Vec::new();
+        for ((level, ring), (part, fold)) in levels.iter().enumerate().skip(1).zip(&mut self.0) {
+            let here = at / u64::from(ring.every_ms.max(1));
+            if *part != here {
+                complete.extend(std::mem::take(fold).end().map(|span| (level, span)));
+                *part = here;
+            }
+            fold.add(span);
+        }
+        complete
+    }
+}
+
+/// Where the next record of each level belongs.
+#[derive(Debug)]
+pub(super) struct Next {
+    /// Where the rings of the levels begin.
+    begins: Vec<u64>,
+    record_bytes: u64,
+    /// The number of records so far, of each level.
+    written: Vec<u64>,
+}
+
+impl Next {
+    /// Of rings that begin there.
+    pub(super) fn new(levels: &[Level], record_bytes: usize, begin: usize) -> Self {
+        let rings = places(levels, record_bytes, begin);
+        Self {
+            begins: rings.map(|ring| ring.start as u64).collect(),
+            record_bytes: record_bytes as u64,
+            written: vec![0; levels.len()],
+        }
+    }
+
+    /// The place of the next record of a level.
+    pub(super) fn place(&mut self, level: usize, ring: Level) -> u64 {
+        let slot = self.written[level] % u64::from(ring.slots.max(1));
+        self.written[level] += 1;
+        self.begins[level] + slot * self.record_bytes
+    }
+}
 
 /// The writer's half of a history: what is being folded, and where the next record goes.
 #[derive(Debug)]
 pub struct Rings {
     shape: Shape,
     header: Vec<u8>,
-    /// The number of records so far, of each level.
-    written: Vec<u64>,
-    /// What is being folded for each level but the first, and for which part of the time.
-    folds: Vec<(u64, Fold)>,
+    next: Next,
+    folding: Folding<Fold>,
 }
 
 impl Rings {
     /// An empty history.
     pub fn new(shape: Shape) -> Self {
-        let coarser = shape.levels.len().saturating_sub(1);
-        Self {
-            written: vec![0; shape.levels.len()],
-            folds: vec![Default::default(); coarser],
-            header: shape.header(),
-            shape,
-        }
+        let header = shape.header();
+        let next = Next::new(&shape.levels, shape.record_bytes(), header.len());
+        Self { next, folding: Folding::new(&shape.levels), header, shape }
     }
 
     /// What the history is about.
@@ -45,31 +109,16 @@ impl Rings {
         if span.states.len() != count || span.figures.len() != count * self.shape.figures.len() {
             return Vec::new();
         }
-        let mut due = vec![(0, span.encode())];
-        let levels = self.shape.levels.iter().enumerate().skip(1);
-        for ((level, ring), (part, fold)) in levels.zip(&mut self.folds) {
-            let here = span.at / u64::from(ring.every_ms.max(1));
-            if *part != here {
-                due.extend(std::mem::take(fold).end().map(|span| (level, span.encode())));
-                *part = here;
-            }
-            fold.add(span);
-        }
-        due.into_iter().map(|(level, record)| (self.place(level), record)).collect()
-    }
-
-    /// The place of the next record of a level.
-    fn place(&mut self, level: usize) -> u64 {
-        let record = self.shape.record_bytes() as u64;
-        let before = self.shape.levels[..level].iter().map(|ring| u64::from(ring.slots) * record);
-        let begin = self.header.len() as u64 + before.sum::<u64>();
-        let slot = self.written[level] % u64::from(self.shape.levels[level].slots.max(1));
-        self.written[level] += 1;
-        begin + slot * record
+        let levels = &self.shape.levels;
+        let complete = self.folding.add(levels, span.at, span);
+        let due = complete.iter().map(|(level, span)| (*level, span));
+        // There may be no level at all.
+        let due = levels.first().map(|_| (0, span)).into_iter().chain(due);
+        due.map(|(at, span)| (self.next.place(at, levels[at]), span.encode())).collect()
     }
 }
 
-/// Several spans that become one.
+/// What several spans become.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fold {
     at: u64,
@@ -87,9 +136,11 @@ struct Sum {
     highest: Option<f32>,
 }
 
-impl Fold {
-    /// Adds a span; all spans of a fold have as many processes and figures.
-    pub(super) fn add(&mut self, span: &Span) {
+impl Folds for Fold {
+    type Span = Span;
+
+    /// All spans of a fold have as many processes and figures.
+    fn add(&mut self, span: &Span) {
         let ms = u64::from(span.ms.max(1));
         self.at = self.at.max(span.at);
         self.ms += ms;
@@ -113,8 +164,7 @@ impl Fold {
         }
     }
 
-    /// The span that they became; `None` of none.
-    pub(super) fn end(self) -> Option<Span> {
+    fn end(self) -> Option<Span> {
         let percent = |up: u64| u8::try_from(up.div_ceil(self.ms.max(1))).unwrap_or(100).min(100);
         let states = self.states.iter().zip(&self.up);
         let states = states.map(|(state, up)| State { up: percent(*up), ..*state });

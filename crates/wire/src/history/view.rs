@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::fold::Fold;
+use super::fold::{Fold, Folds};
 use super::{Figure, HistoryError, PHASES, Shape, Span};
 
 /// Most numbers of [`Curves`].
