@@ -6,6 +6,9 @@ import { bytes, h, rate } from "./model.js";
 /** Most lanes that are drawn for their lack, so that a broken cluster stays readable. */
 const MOST_LACKS = 80;
 
+/** Letters of equal width for which there is room in a worker's second line. */
+const LINE = 20;
+
 export class Machine {
   constructor(place, select) {
     this.place = place;
@@ -82,8 +85,9 @@ export class Machine {
     if (tall) {
       const tasks = model.tasks(worker.name);
       const queue = tasks ? `${tasks.in_flight + tasks.queued} tasks` : "";
-      // A worker that does nothing has the line below its name for the reason.
-      put(tall, tone === "good" ? [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ") : short);
+      const words = [bytes(figures?.resident_bytes), queue].filter(Boolean).join(" · ");
+      // A worker that does nothing has the line below its name for the reason. What it has in memory is a bar, too.
+      put(tall, tone !== "good" ? short : words.length > LINE ? queue : words);
     }
     const limit = worker.memory_limit_bytes;
     gauge(part, limit ? (figures?.resident_bytes ?? 0) / limit : 0);
