@@ -73,13 +73,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let (paths, _) = reach::find_also_ended(arguments.name.as_ref())?;
     let history = recorded_history(&paths).map_err(|error| Failure::new(Exit::Failed, error))?;
     let span = arguments.since.map(|span| u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX));
-    let end = history.bounds().map(|(_, end)| end);
-    let since = end.zip(span).map(|(end, span)| end.saturating_sub(span));
+    let since = span.and_then(|span| history.before_end(span));
     // Where it can't be read, there is still the rest.
-    let flows = recorded_pairs(&paths).map(|pairs| {
-        let end = pairs.bounds().map(|(_, end)| end);
-        pairs.flows(end.zip(span).map(|(end, span)| end.saturating_sub(span)), None)
-    });
+    let flows = recorded_pairs(&paths)
+        .map(|pairs| pairs.flows(span.and_then(|span| pairs.before_end(span)), None));
     let flows = flows.unwrap_or_default();
     if matches!(arguments.output, Form::Json) {
         let curves = history.curves(since, None, POINTS);
@@ -257,7 +254,7 @@ from worker to worker, 2027-01-15 08:00:00Z to 2027-01-15 08:01:00Z
         let figures = ["cpus", "resident_bytes", "spilled_bytes", "gpu_busy_percent"];
         let figures = figures.map(str::to_owned).to_vec();
         let mut rings = Rings::new(Shape::new(names, figures));
-        let mut bytes = rings.shape().header();
+        let mut bytes = rings.header().to_vec();
         for step in 1..=8 {
             let value = |worker: u64| match (worker, step) {
                 (1, 5..=6) => None,

@@ -33,8 +33,7 @@ pub(super) async fn curves(name: ClusterName, range: Range) -> Response {
     let Range { since, until, last, points } = range;
     let read = move || {
         let history = recorded_history(&Paths::of(&name))?;
-        let end = history.bounds().map(|(_, end)| end);
-        let since = since.or_else(|| Some(end?.saturating_sub(last?)));
+        let since = since.or_else(|| history.before_end(last?));
         Ok(history.curves(since, until, points.unwrap_or(POINTS)))
     };
     answer(tokio::task::spawn_blocking(read).await)
@@ -49,8 +48,7 @@ pub(super) async fn pairs(name: ClusterName, range: Range) -> Response {
             Err(NoHistory::Missing) => return Ok(Flows::default()),
             read => read?,
         };
-        let end = history.bounds().map(|(_, end)| end);
-        let since = since.or_else(|| Some(end?.saturating_sub(last?)));
+        let since = since.or_else(|| history.before_end(last?));
         Ok(history.flows(since, until))
     };
     answer(tokio::task::spawn_blocking(read).await)

@@ -293,7 +293,7 @@ fn made(
     let mut rings = Rings::new(Shape::new(names.to_vec(), figures));
     let path = sandbox.base().join(name).join("history");
     let file = fs::File::create(path).expect("a file");
-    file.write_all_at(&rings.shape().header(), 0).expect("written");
+    file.write_all_at(rings.header(), 0).expect("written");
     let mut restarts = vec![0; names.len()];
     let mut was_up = vec![true; names.len()];
     for step in 1..=hours * 360 {

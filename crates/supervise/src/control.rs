@@ -81,7 +81,6 @@ pub(super) struct Control {
     task: JoinHandle<()>,
     over: watch::Sender<bool>,
     readings: Arc<Readings>,
-    state: watch::Receiver<ClusterState>,
 }
 
 impl Control {
@@ -94,7 +93,8 @@ impl Control {
         gpus: Option<Arc<dyn GpuWatch>>,
         began: SystemTime,
     ) -> Result<Self, StartError> {
-        serve(paths, handle, Arc::new(Readings::new(launch, gpus, paths, began)))
+        let readings = Readings::new(launch, gpus, paths, began, handle.state.clone());
+        serve(paths, handle, Arc::new(readings))
             .map_err(|source| StartError::Control { path: paths.control(), source })
     }
 
@@ -106,7 +106,7 @@ impl Control {
     /// Stops accepting connections, and lets existing ones finish.
     pub(super) async fn finish(&mut self) {
         if !self.over.send_replace(true) {
-            self.readings.end(&self.state);
+            self.readings.end();
             // Connections that do not read are not waited for any longer.
             let _ = tokio::time::timeout(FAREWELL, &mut self.task).await;
         }
@@ -123,9 +123,7 @@ impl Drop for Control {
 fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<Control> {
     let listener = OwnUser::bind(&paths.control())?;
     let (over, ended) = watch::channel(false);
-    let (kept, processes) = (Arc::clone(&readings), handle.state.clone());
-    let seen = handle.state.clone();
-    let read = Arc::clone(&readings);
+    let (kept, read) = (Arc::clone(&readings), Arc::clone(&readings));
     let shared = Shared { handle, paths: paths.clone(), readings: read, over: ended.clone() };
     let router = Router::new()
         .route("/health", get(health))
@@ -144,10 +142,10 @@ fn serve(paths: &Paths, handle: Handle, readings: Arc<Readings>) -> io::Result<C
         tokio::select! {
             // The server runs until it is stopped, and does not fail before.
             _ = serve.into_future() => {}
-            () = kept.keep(processes) => {}
+            () = kept.keep() => {}
         }
     });
-    Ok(Control { task, over, readings, state: seen })
+    Ok(Control { task, over, readings })
 }
 
 /// Completes when the cluster has ended; never if another server has taken over.

@@ -53,6 +53,7 @@ pub(super) struct Readings {
     /// Where there are workers that say from whom they have received something.
     pairs: Mutex<Option<PairRecorder>>,
     gpus: Option<Arc<dyn GpuWatch>>,
+    state: watch::Receiver<ClusterState>,
 }
 
 impl Readings {
@@ -62,21 +63,22 @@ impl Readings {
         gpus: Option<Arc<dyn GpuWatch>>,
         paths: &Paths,
         began: SystemTime,
+        state: watch::Receiver<ClusterState>,
     ) -> Self {
         let clock = Clock::from(began);
         let recorder = Mutex::new(Recorder::new(launch, gpus.is_some(), paths, clock));
         let pairs = Mutex::new(PairRecorder::new(launch, paths, clock));
-        Self { kept: Mutex::default(), recorder, pairs, gpus }
+        Self { kept: Mutex::default(), recorder, pairs, gpus, state }
     }
 
     /// Reads the processes now and then. Never ends.
-    pub(super) async fn keep(&self, state: watch::Receiver<ClusterState>) {
+    pub(super) async fn keep(&self) {
         loop {
             tokio::time::sleep(EVERY).await;
             let since = self.recorder().last();
             let gpus = self.gpus.as_deref();
             let of = |process: &ProcessState| Seen::of(process, gpus, since);
-            let mut seen: Vec<Seen> = state.borrow().processes().map(of).collect();
+            let mut seen: Vec<Seen> = self.state.borrow().processes().map(of).collect();
             let mut used = Used::new();
             for one in &mut seen {
                 one.used = one.pid.and_then(process::cpu_time);
@@ -85,21 +87,21 @@ impl Readings {
             let now = Instant::now();
             self.kept().add(now, used);
             self.recorder().add(now, &seen);
-            self.add_pairs(now, &state);
+            self.add_pairs(now);
         }
     }
 
     /// Adds what workers have said before their end.
-    pub(super) fn end(&self, state: &watch::Receiver<ClusterState>) {
-        self.add_pairs(Instant::now(), state);
+    pub(super) fn end(&self) {
+        self.add_pairs(Instant::now());
     }
 
     /// Adds what went between workers, as far as they have said it.
-    fn add_pairs(&self, now: Instant, state: &watch::Receiver<ClusterState>) {
+    fn add_pairs(&self, now: Instant) {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pairs) = pairs.as_mut() {
             // Nobody waits for the state while a file is written.
-            let due = pairs.due(now, &state.borrow().workers);
+            let due = pairs.due(now, &self.state.borrow().workers);
             pairs.write(&due);
         }
     }

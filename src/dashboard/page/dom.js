@@ -1,8 +1,12 @@
 // Changes of elements that are there. What is written anew is laid out and drawn anew, also if it says the same: so nothing
 // is written that is there.
 
+export function set(element, name, value) {
+  if (element[name] !== value) element[name] = value;
+}
+
 export function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  set(element, "textContent", text);
 }
 
 export function attribute(element, name, value) {

@@ -1,6 +1,7 @@
 // The logs of all processes as one: by text and level, older and newer lines, links to lines, a file.
 
 import { write } from "./address.js";
+import { put } from "./dom.js";
 import { clock, h } from "./model.js";
 
 /** Most lines on the page; twice as many while something is selected. */
@@ -371,7 +372,7 @@ export class LogView {
       this.missing.size ? `older output of ${[...this.missing].join(", ")} is missing: the log was rotated` : "",
     ];
     const text = words.filter(Boolean).join(" · ");
-    if (this.facts.textContent !== text) this.facts.textContent = text;
+    put(this.facts, text);
     this.box.classList.toggle("empty", this.begun && !this.rows && this.start);
   }
 }

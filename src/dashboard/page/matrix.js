@@ -1,5 +1,6 @@
 // The matrix of pairs as a heat map: rows send, columns receive.
 
+import { press, put } from "./dom.js";
 import { bytes, clock, dayAndClock, h, rate } from "./model.js";
 
 /** The upper ends of the steps of colour, in GB/s, or in the unit of what the history has. */
@@ -39,7 +40,7 @@ export class Matrix {
       cell.name = name;
       if (cell.text) {
         const words = bad ? "!" : value != null ? figure(value) : "";
-        if (cell.text.textContent !== words) cell.text.textContent = words;
+        put(cell.text, words);
       }
     }
     this.explain(past);
@@ -57,7 +58,7 @@ export class Matrix {
     const words = { ".period": period, ".unit": `${past ? past.unit[0] : "GB/s"},`, ".lane": past ? "nothing was moved" : "not measured" };
     for (const [part, text] of Object.entries(words)) {
       const element = this.legend.querySelector(part);
-      if (element.textContent !== text) element.textContent = text;
+      put(element, text);
       if (part === ".period") element.hidden = !text;
     }
   }
@@ -68,9 +69,9 @@ export class Matrix {
     const words = { measured: has.measured && `measured at ${clock(model.verification.at)}`, past: has.past && `history: ${model.flows.name}` };
     for (const button of this.choice.children) {
       button.hidden = !has[button.value];
-      button.setAttribute("aria-pressed", String(button.value === model.shows));
+      press(button, button.value === model.shows);
       const text = words[button.value];
-      if (text && button.textContent !== text) button.textContent = text;
+      if (text) put(button, text);
     }
     this.choice.hidden = [...this.choice.children].filter((button) => !button.hidden).length < 2;
   }

@@ -2,6 +2,7 @@
 
 import { read as readAddress, tell } from "./address.js";
 import { Details } from "./details.js";
+import * as dom from "./dom.js";
 import { Flows } from "./flows.js";
 import { headline, isBad } from "./headline.js";
 import { legend, zone } from "./legend.js";
@@ -398,9 +399,9 @@ function scale() {
   confirm(`How many of the ${most} planned workers are to run?`, "Scale", (value) => post(`scale?workers=${Number(value)}`), { field });
 }
 
+/** Shows a text, whatever is in it. */
 function set(element, name, value) {
-  const shown = visible(value);
-  if (element[name] !== shown) element[name] = shown;
+  dom.set(element, name, visible(value));
 }
 
 /** Asks which clusters there are, and for all of them what the overview shows while it is shown; opens the one in the address, or the first. */

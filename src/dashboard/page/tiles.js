@@ -1,5 +1,6 @@
 // Many workers at a glance: a tile for each, where the picture of the machine is wider than the window.
 
+import { attribute, put, set } from "./dom.js";
 import { h } from "./model.js";
 
 /** Fewest workers that have tiles; fewer are seen in the picture. */
@@ -24,10 +25,9 @@ export class Tiles {
       const tile = this.place.children[at];
       const { tone, mark, word } = model.standing(worker);
       const look = `tile ${tone}${worker.name === selected ? " selected" : ""}`;
-      if (tile.className !== look) tile.className = look;
-      if (tile.firstChild.textContent !== mark) tile.firstChild.textContent = mark;
-      const told = `${worker.name}, ${word}`;
-      if (tile.getAttribute("aria-label") !== told) tile.setAttribute("aria-label", told);
+      set(tile, "className", look);
+      put(tile.firstChild, mark);
+      attribute(tile, "aria-label", `${worker.name}, ${word}`);
     });
   }
 }

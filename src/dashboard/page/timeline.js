@@ -2,6 +2,7 @@
 
 import { read as readAddress, tell } from "./address.js";
 import { Charts, MOST_LINES } from "./charts.js";
+import { press, put, set } from "./dom.js";
 import { bytes, clock, dayAndClock, h, percent, rate, sentence, span } from "./model.js";
 
 const HOUR_MS = 3600e3;
@@ -227,21 +228,21 @@ export class Timeline {
 
   frame() {
     const heading = this.fixed ? this.fixed.map(dayAndClock).join(" – ") : RANGES[this.range][1];
-    put("time-title", "textContent", heading);
-    put("charts", "hidden", this.isPast);
-    put("past", "hidden", !this.isPast);
-    if (this.isPast) put("time-since", "textContent", this.error ? `${this.error}; ` : this.facts);
+    put(document.getElementById("time-title"), heading);
+    set(document.getElementById("charts"), "hidden", this.isPast);
+    set(document.getElementById("past"), "hidden", !this.isPast);
+    if (this.isPast) put(document.getElementById("time-since"), this.error ? `${this.error}; ` : this.facts);
     for (const button of this.place.querySelectorAll("button[data-range]")) press(button, !this.fixed && button.dataset.range === this.range);
     const held = Boolean(this.fixed) || this.paused;
     press(this.hold, held);
-    put(this.hold, "textContent", held ? "Go on" : "Pause");
+    put(this.hold, held ? "Go on" : "Pause");
     const names = this.model.workers.map((worker) => worker.name);
     if (this.select.dataset.key !== names.join(" ")) {
       this.select.dataset.key = names.join(" ");
       this.select.replaceChildren(h("option", { value: "" }, "All workers"), ...names.map((name) => h("option", { value: name }, name)));
     }
-    put(this.select, "value", names.includes(this.who) ? this.who : "");
-    put("moment", "textContent", this.told);
+    set(this.select, "value", names.includes(this.who) ? this.who : "");
+    put(document.getElementById("moment"), this.told);
   }
 
   get facts() {
@@ -294,7 +295,7 @@ export class Timeline {
       if (lines.length) this.charts.draw(title, times, lines, format, model, least);
       const box = this.charts.charts.get(title)?.box;
       if (box) box.hidden = !lines.length;
-      if (box) put(box.querySelector("h3"), "textContent", `${title}${this.who ? "" : ` (${words})`}`);
+      if (box) put(box.querySelector("h3"), `${title}${this.who ? "" : ` (${words})`}`);
     }
   }
 
@@ -351,15 +352,6 @@ export class Timeline {
     const height = 50 + Math.min(240, Math.max(60, 14 * all.length));
     const nothing = times.map(() => null);
     this.charts.draw("Processes", times, [["", nothing]], () => "", this.model, all.length, { paint, marks, height });
-    put(this.charts.charts.get("Processes").box.querySelector("h3"), "textContent", "Processes (green: READY; red: it was restarted, or does not answer; none: it was not there)");
+    put(this.charts.charts.get("Processes").box.querySelector("h3"), "Processes (green: READY; red: it was restarted, or does not answer; none: it was not there)");
   }
-}
-
-function put(where, name, value) {
-  const element = typeof where === "string" ? document.getElementById(where) : where;
-  if (element[name] !== value) element[name] = value;
-}
-
-function press(button, is) {
-  if (button.getAttribute("aria-pressed") !== String(is)) button.setAttribute("aria-pressed", is);
 }

@@ -21,19 +21,23 @@
 //! highest figure is lost by folding, and no figure appears that was not there.
 
 mod fold;
+mod form;
 pub mod pairs;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub use fold::Rings;
-pub use view::{Curve, Curves, Figures, History};
+pub use form::{Form, Timed};
+pub use view::{Curve, Curves, Figures};
+
+/// The writer's half of a history of processes.
+pub type Rings = form::Rings<Shape>;
+
+/// A history of processes that was read.
+pub type History = form::History<Shape>;
 
 /// How the file begins.
 pub const MAGIC: [u8; 8] = *b"cc-hist\n";
@@ -46,12 +50,6 @@ pub const FILE_LIMIT: u64 = 64 << 20;
 
 /// Most bytes of a file that [`Shape::new`] describes.
 pub const BUDGET: u64 = 8 << 20;
-
-/// Longest shape.
-const SHAPE_LIMIT: usize = 1 << 20;
-
-/// Most processes, figures, levels, and records of a level.
-const MOST: [usize; 4] = [4096, 32, 8, 100_000];
 
 /// The levels of a new history: an hour, twelve hours, a week.
 pub const LEVELS: [Level; 3] = [
@@ -114,111 +112,44 @@ impl Shape {
     pub fn new(processes: Vec<String>, figures: Vec<String>) -> Self {
         let mut shape = Self { version: VERSION, processes, figures, levels: LEVELS.to_vec() };
         let record = shape.record_bytes();
-        fit(&mut shape.levels, record, BUDGET);
+        form::fit(&mut shape.levels, record, BUDGET);
         shape
     }
+}
 
-    /// The beginning of the file.
-    pub fn header(&self) -> Vec<u8> {
-        header(&MAGIC, self)
+impl Form for Shape {
+    const MAGIC: [u8; 8] = MAGIC;
+    const MOST_RECORDS: usize = 100_000;
+    type Fold = fold::Fold;
+
+    fn levels(&self) -> &[Level] {
+        &self.levels
     }
 
-    /// Bytes of a record.
-    pub fn record_bytes(&self) -> usize {
+    fn record_bytes(&self) -> usize {
         HEAD + self.processes.len() * (4 + 8 * self.figures.len())
     }
 
-    /// The length of a file that is full.
-    pub fn bytes(&self) -> u64 {
-        let records: u64 = self.levels.iter().map(|level| u64::from(level.slots)).sum();
-        self.header().len() as u64 + records * self.record_bytes() as u64
+    fn counts(&self) -> [(usize, usize); 2] {
+        [(self.processes.len(), 4096), (self.figures.len(), 32)]
     }
 
-    /// The shape in the beginning of a file, and where the rings begin.
-    fn read(bytes: &[u8]) -> Result<(Self, usize), HistoryError> {
-        let (shape, begin): (Self, usize) = read_shape(bytes, &MAGIC)?;
-        let slots = most_slots(&shape.levels);
-        let counts = [shape.processes.len(), shape.figures.len(), shape.levels.len(), slots];
-        within(counts, MOST)?;
-        Ok((shape, begin))
+    fn holds(&self, span: &Span) -> bool {
+        let count = self.processes.len();
+        span.states.len() == count && span.figures.len() == count * self.figures.len()
     }
 
-    /// Where the records of each level are.
-    fn places(&self, begin: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        places(&self.levels, self.record_bytes(), begin)
+    fn records(&self, _: Level, span: &Span) -> Vec<Vec<u8>> {
+        vec![span.encode()]
     }
-}
 
-/// The beginning of a file that begins so, with a shape as JSON.
-fn header(magic: &[u8; 8], shape: &impl Serialize) -> Vec<u8> {
-    // Texts and numbers, on which serde_json cannot fail.
-    let text = serde_json::to_vec(shape).unwrap_or_default();
-    let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
-    [&magic[..], &length.to_le_bytes(), &text].concat()
-}
-
-/// The shape in the beginning of a file, and where what follows begins.
-fn read_shape<T: DeserializeOwned>(
-    bytes: &[u8],
-    magic: &[u8; 8],
-) -> Result<(T, usize), HistoryError> {
-    let damaged = |reason: String| HistoryError::Shape { reason };
-    let rest = bytes.strip_prefix(magic).ok_or(HistoryError::Foreign)?;
-    let (length, rest) = rest.split_first_chunk().ok_or_else(|| damaged("it is cut".into()))?;
-    let length = u32::from_le_bytes(*length) as usize;
-    let text = rest.get(..length).filter(|_| length <= SHAPE_LIMIT);
-    let text = text.ok_or_else(|| damaged("its length is wrong".into()))?;
-    let version = |text| serde_json::from_slice::<Version>(text);
-    let Version { version } = version(text).map_err(|error| damaged(error.to_string()))?;
-    if version != VERSION {
-        return Err(HistoryError::Version { found: version });
+    fn spans<'a>(&self, records: impl Iterator<Item = &'a [u8]>) -> Vec<Span> {
+        let mut spans: Vec<Span> =
+            records.filter_map(|record| Span::decode(self, record)).collect();
+        spans.sort_by_key(|span| span.at);
+        spans.dedup_by_key(|span| span.at);
+        spans
     }
-    let shape = serde_json::from_slice(text).map_err(|error| damaged(error.to_string()))?;
-    Ok((shape, magic.len() + 4 + length))
-}
-
-/// Refuses a shape of which something is more than there may be.
-fn within(counts: [usize; 4], most: [usize; 4]) -> Result<(), HistoryError> {
-    if counts.iter().zip(most).any(|(count, most)| *count > most) {
-        let reason = format!("it has too much of something: {counts:?}");
-        return Err(HistoryError::Shape { reason });
-    }
-    Ok(())
-}
-
-fn most_slots(levels: &[Level]) -> usize {
-    levels.iter().map(|level| level.slots as usize).max().unwrap_or(0)
-}
-
-/// Where the records of each level are.
-fn places(
-    levels: &[Level],
-    record_bytes: usize,
-    begin: usize,
-) -> impl Iterator<Item = Range<usize>> + '_ {
-    let mut next = begin;
-    levels.iter().map(move |level| {
-        let from = next;
-        next += level.slots as usize * record_bytes;
-        from..next
-    })
-}
-
-/// Leaves fewer records to each level where all of them would be longer than the budget.
-fn fit(levels: &mut [Level], record_bytes: usize, budget: u64) {
-    let records: u64 = levels.iter().map(|level| u64::from(level.slots)).sum();
-    let rings = (records * record_bytes as u64).max(1);
-    if rings > budget {
-        for level in levels {
-            let fewer = u64::from(level.slots) * budget / rings;
-            level.slots = u32::try_from(fewer).unwrap_or(level.slots).max(1);
-        }
-    }
-}
-
-#[derive(Deserialize)]
-struct Version {
-    version: u32,
 }
 
 /// What a process was in a span of time.
@@ -273,12 +204,13 @@ pub struct Span {
     pub figures: Vec<Figure>,
 }
 
-impl Span {
-    /// When it begins, if it has no gaps.
-    pub fn begin(&self) -> u64 {
-        self.at.saturating_sub(u64::from(self.ms))
+impl Timed for Span {
+    fn time(&self) -> (u64, u32) {
+        (self.at, self.ms)
     }
+}
 
+impl Span {
     /// The record.
     fn encode(&self) -> Vec<u8> {
         let per_process = self.figures.len() / self.states.len().max(1);

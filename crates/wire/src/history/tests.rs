@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::form::SpanOf;
 use super::*;
 
 const BEGAN: u64 = 1_800_000_000_000;
@@ -25,17 +26,17 @@ fn span(at: u64, value: Option<f64>, shape: &Shape) -> Span {
 
 /// A file, written as a supervisor does.
 #[derive(Debug)]
-struct Disk {
-    rings: Rings,
-    bytes: Vec<u8>,
+pub(super) struct Disk<F: Form> {
+    pub(super) rings: form::Rings<F>,
+    pub(super) bytes: Vec<u8>,
 }
 
-impl Disk {
-    fn new(shape: Shape) -> Self {
-        Self { bytes: shape.header(), rings: Rings::new(shape) }
+impl<F: Form> Disk<F> {
+    pub(super) fn new(shape: F) -> Self {
+        Self { bytes: shape.header(), rings: form::Rings::new(shape) }
     }
 
-    fn add(&mut self, span: &Span) {
+    pub(super) fn add(&mut self, span: &SpanOf<F>) {
         for (place, record) in self.rings.add(span) {
             let place = usize::try_from(place).expect("a place");
             let end = place + record.len();
@@ -44,8 +45,8 @@ impl Disk {
         }
     }
 
-    fn read(&self) -> History {
-        History::read(&self.bytes).expect("it is whole")
+    pub(super) fn read(&self) -> form::History<F> {
+        form::History::read(&self.bytes).expect("it is whole")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads a history, and says what it tells of a span of time, in as many points as are wanted.
+//! Says what a history tells of a span of time, in as many points as are wanted.
 //!
 //! *Invariant:* points are in the order of time, and where nothing is known, there is a point that
 //! says so: no line is drawn over a gap.
@@ -7,50 +7,14 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::fold::{Fold, Folds};
-use super::{Figure, HistoryError, PHASES, Shape, Span};
+use super::fold::Fold;
+use super::form::{Folds, Timed};
+use super::{Figure, History, PHASES, Shape, Span};
 
 /// Most numbers of [`Curves`].
 const NUMBERS: usize = 300_000;
 
-/// A history that was read.
-#[derive(Clone, Debug)]
-pub struct History {
-    shape: Shape,
-    /// In the order of time, the finest that is known of each moment.
-    spans: Vec<Span>,
-}
-
 impl History {
-    /// Reads a file. Records that are damaged, or missing because it is cut, are left out.
-    ///
-    /// # Errors
-    /// If its beginning is not that of a history of this version.
-    pub fn read(bytes: &[u8]) -> Result<Self, HistoryError> {
-        let (shape, begin) = Shape::read(bytes)?;
-        let mut spans: Vec<Span> = Vec::new();
-        for place in shape.places(begin) {
-            let ring = bytes.get(place.start..place.end.min(bytes.len())).unwrap_or_default();
-            let records = ring.chunks_exact(shape.record_bytes());
-            let mut level: Vec<Span> =
-                records.filter_map(|record| Span::decode(&shape, record)).collect();
-            level.sort_by_key(|span| span.at);
-            level.dedup_by_key(|span| span.at);
-            spans = joined(level, spans);
-        }
-        Ok(Self { shape, spans })
-    }
-
-    /// What it is about.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
-    /// When it begins and ends, in milliseconds since 1970; `None` if it is empty.
-    pub fn bounds(&self) -> Option<(u64, u64)> {
-        Some((self.spans.first()?.begin(), self.spans.last()?.at))
-    }
-
     /// What happened after `from` and until `to`, in at most so many spans and one.
     pub fn between(&self, from: u64, to: u64, most: usize) -> Vec<Span> {
         if to <= from {
@@ -76,33 +40,6 @@ impl History {
         let spans = self.between(from.unwrap_or(begin), to.unwrap_or(end), most);
         Curves::of(&self.shape, bounds, with_gaps(spans, &self.shape))
     }
-}
-
-/// What covers a part of the time, in milliseconds since 1970.
-pub(super) trait Timed {
-    fn begin(&self) -> u64;
-    fn end(&self) -> u64;
-}
-
-impl Timed for Span {
-    fn begin(&self) -> u64 {
-        self.begin()
-    }
-
-    fn end(&self) -> u64 {
-        self.at
-    }
-}
-
-/// The finer spans, and before them the coarser ones. A coarser one that begins before the finer
-/// ones do holds those that it overlaps.
-pub(super) fn joined<T: Timed>(coarser: Vec<T>, mut finer: Vec<T>) -> Vec<T> {
-    let begin = finer.first().map_or(u64::MAX, T::begin);
-    let mut all: Vec<T> = coarser.into_iter().filter(|span| span.begin() < begin).collect();
-    let until = all.last().map_or(0, T::end);
-    finer.retain(|span| span.end() > until);
-    all.append(&mut finer);
-    all
 }
 
 /// Spans, and `None` between two that lie apart.

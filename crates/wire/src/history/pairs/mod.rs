@@ -25,7 +25,7 @@
 //! record is damaged or overwritten is left out whole.
 
 mod counts;
-mod rings;
+mod fold;
 mod view;
 
 #[cfg(test)]
@@ -33,12 +33,17 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-use super::view::Timed;
-use super::{HistoryError, LEVELS, Level};
+use super::form::{self, Form, Timed};
+use super::{LEVELS, Level};
 
 pub use counts::{Counts, Said};
-pub use rings::Rings;
-pub use view::{Flow, Flows, History};
+pub use view::{Flow, Flows};
+
+/// The writer's half of a history of pairs.
+pub type Rings = form::Rings<Shape>;
+
+/// A history of pairs that was read.
+pub type History = form::History<Shape>;
 
 /// How the file begins.
 pub const MAGIC: [u8; 8] = *b"cc-pair\n";
@@ -48,9 +53,6 @@ pub const BUDGET: u64 = 4 << 20;
 
 /// Most pairs of a record of a new history.
 const TOGETHER: usize = 16;
-
-/// Most workers, pairs of a record, levels, and records of a level.
-const MOST: [usize; 4] = [4096, 4096, 8, 1_000_000];
 
 /// Bytes of a record before its pairs, and of each of these.
 const HEAD: usize = 28;
@@ -78,34 +80,49 @@ impl Shape {
         let records = u32::try_from(pairs.div_ceil(together).max(1)).unwrap_or(u32::MAX);
         let level = |level: Level| Level { slots: level.slots.saturating_mul(records), ..level };
         let mut levels = LEVELS.map(level).to_vec();
-        super::fit(&mut levels, HEAD + together * ENTRY, BUDGET);
+        form::fit(&mut levels, HEAD + together * ENTRY, BUDGET);
         let pairs_per_record = u32::try_from(together).unwrap_or(u32::MAX);
         Self { version: super::VERSION, workers, pairs_per_record, levels }
     }
+}
 
-    /// The beginning of the file.
-    pub fn header(&self) -> Vec<u8> {
-        super::header(&MAGIC, self)
+impl Form for Shape {
+    const MAGIC: [u8; 8] = MAGIC;
+    const MOST_RECORDS: usize = 1_000_000;
+    type Fold = fold::Fold;
+
+    fn levels(&self) -> &[Level] {
+        &self.levels
     }
 
-    /// Bytes of a record.
-    pub fn record_bytes(&self) -> usize {
+    fn record_bytes(&self) -> usize {
         HEAD + self.pairs_per_record as usize * ENTRY
     }
 
-    /// The length of a file that is full.
-    pub fn bytes(&self) -> u64 {
-        let records: u64 = self.levels.iter().map(|level| u64::from(level.slots)).sum();
-        self.header().len() as u64 + records * self.record_bytes() as u64
+    fn counts(&self) -> [(usize, usize); 2] {
+        [(self.workers.len(), 4096), (self.pairs_per_record as usize, 4096)]
     }
 
-    /// The shape in the beginning of a file, and where the rings begin.
-    fn read(bytes: &[u8]) -> Result<(Self, usize), HistoryError> {
-        let (shape, begin): (Self, usize) = super::read_shape(bytes, &MAGIC)?;
-        let slots = super::most_slots(&shape.levels);
-        let together = shape.pairs_per_record as usize;
-        super::within([shape.workers.len(), together, shape.levels.len(), slots], MOST)?;
-        Ok((shape, begin))
+    fn holds(&self, _: &Span) -> bool {
+        true
+    }
+
+    fn records(&self, ring: Level, span: &Span) -> Vec<Vec<u8>> {
+        let together = self.pairs_per_record as usize;
+        // What is longer than its ring would overwrite itself.
+        let most = (ring.slots as usize / 2).max(1) * together;
+        if span.pairs.len() <= most {
+            return span.encode(together);
+        }
+        let mut span = span.clone();
+        span.pairs.sort_by_key(|pair| std::cmp::Reverse(pair.bytes));
+        span.pairs.truncate(most);
+        span.pairs.sort_by_key(|pair| (pair.from, pair.to));
+        span.encode(together)
+    }
+
+    fn spans<'a>(&self, records: impl Iterator<Item = &'a [u8]>) -> Vec<Span> {
+        whole(records.filter_map(|record| Part::decode(self.workers.len(), record)).collect())
     }
 }
 
@@ -134,12 +151,8 @@ pub struct Span {
 }
 
 impl Timed for Span {
-    fn begin(&self) -> u64 {
-        self.at.saturating_sub(u64::from(self.ms))
-    }
-
-    fn end(&self) -> u64 {
-        self.at
+    fn time(&self) -> (u64, u32) {
+        (self.at, self.ms)
     }
 }
 
@@ -199,4 +212,22 @@ impl Part {
         let span = Span { at, ms: number(8)?, pairs };
         Some(Self { span, number: number(20)?, of: number(24)? })
     }
+}
+
+/// The spans of which all parts are there, in the order of time.
+fn whole(mut parts: Vec<Part>) -> Vec<Span> {
+    parts.sort_by_key(|part| (part.span.at, part.number));
+    let mut spans = Vec::new();
+    for group in parts.chunk_by_mut(|one, next| one.span.at == next.span.at) {
+        let (of, ms) = (group[0].of, group[0].span.ms);
+        let is_next = |(at, part): (usize, &Part)| {
+            part.number as usize == at && part.of == of && part.span.ms == ms
+        };
+        if group.len() == of as usize && group.iter().enumerate().all(is_next) {
+            let at = group[0].span.at;
+            let pairs = group.iter_mut().flat_map(|part| std::mem::take(&mut part.span.pairs));
+            spans.push(Span { at, ms, pairs: pairs.collect() });
+        }
+    }
+    spans
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::history::tests::Disk;
 
 const BEGAN: u64 = 1_800_000_000_000;
 
@@ -12,31 +13,9 @@ fn names(count: usize) -> Vec<String> {
     (0..count).map(|at| format!("gpu{at}")).collect()
 }
 
-/// A file, written as a supervisor does.
-#[derive(Debug)]
-struct Disk {
-    rings: Rings,
-    bytes: Vec<u8>,
-}
-
-impl Disk {
-    fn new(workers: usize) -> Self {
-        let shape = Shape::new(names(workers));
-        Self { bytes: shape.header(), rings: Rings::new(shape) }
-    }
-
-    fn add(&mut self, span: &Span) {
-        for (place, record) in self.rings.add(span) {
-            let place = usize::try_from(place).expect("a place");
-            let end = place + record.len();
-            self.bytes.resize(self.bytes.len().max(end), 0);
-            self.bytes[place..end].copy_from_slice(&record);
-        }
-    }
-
-    fn read(&self) -> History {
-        History::read(&self.bytes).expect("it is whole")
-    }
+/// A file about so many workers.
+fn disk(workers: usize) -> Disk<Shape> {
+    Disk::new(Shape::new(names(workers)))
 }
 
 /// Every worker has received so much from every other.
@@ -56,7 +35,7 @@ fn total(flows: &Flows) -> u64 {
 
 #[test]
 fn all_bytes_of_days_are_told_once_and_the_file_does_not_grow() {
-    let mut disk = Disk::new(3);
+    let mut disk = disk(3);
     let full = disk.rings.shape().bytes();
     let steps: u64 = 3 * 24 * 120;
     for step in 1..=steps {
@@ -74,7 +53,7 @@ fn all_bytes_of_days_are_told_once_and_the_file_does_not_grow() {
 
 #[test]
 fn a_part_of_a_span_has_a_part_of_its_bytes_and_no_mean_is_above_its_highest() {
-    let mut disk = Disk::new(2);
+    let mut disk = disk(2);
     let pair = Pair { from: 0, to: 1, bytes: 30_000, highest: 1000.0 };
     disk.add(&Span { at: BEGAN, ms: 30_000, pairs: vec![pair] });
     disk.add(&Span { at: BEGAN + 10_000, ms: 10_000, pairs: vec![pair] });
@@ -111,7 +90,7 @@ fn a_file_stays_in_its_budget_however_many_workers_there_are() {
 
 #[test]
 fn of_a_hundred_workers_the_last_spans_are_whole() {
-    let mut disk = Disk::new(100);
+    let mut disk = disk(100);
     for step in 1..=20 {
         disk.add(&all_to_all(BEGAN + step * 30_000, 30_000, 100, 5));
     }
@@ -123,7 +102,7 @@ fn of_a_hundred_workers_the_last_spans_are_whole() {
 
 #[test]
 fn of_more_pairs_than_a_ring_has_room_for_the_busiest_are_kept() {
-    let mut disk = Disk::new(300);
+    let mut disk = disk(300);
     let mut span = all_to_all(BEGAN, 30_000, 300, 5);
     for pair in span.pairs.iter_mut().filter(|pair| pair.from == 299) {
         pair.bytes = 500;
@@ -136,7 +115,7 @@ fn of_more_pairs_than_a_ring_has_room_for_the_busiest_are_kept() {
 
 #[test]
 fn a_span_of_which_a_record_is_damaged_is_left_out_whole() {
-    let mut disk = Disk::new(8);
+    let mut disk = disk(8);
     for step in 0..3 {
         disk.add(&all_to_all(BEGAN + step * 30_000, 30_000, 8, 1));
     }
@@ -224,7 +203,7 @@ proptest! {
         readings in prop::collection::vec((1u64..100, prop::collection::vec(step(), 0..8)), 1..150),
         cut in 0u64..2000,
     ) {
-        let mut disk = Disk::new(4);
+        let mut disk = disk(4);
         let mut counts = Counts::new(&names(4), BEGAN);
         let worker = |pid| Worker { pid, began: BEGAN, received: BTreeMap::new(), said: None };
         let mut workers: Vec<Worker> = (0..4).map(worker).collect();
@@ -339,7 +318,7 @@ proptest! {
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
         keep in any::<prop::sample::Index>(),
     ) {
-        let mut disk = Disk::new(6);
+        let mut disk = disk(6);
         for step in 1..=40 {
             disk.add(&all_to_all(BEGAN + step * 30_000, 30_000, 6, step));
         }

@@ -1,4 +1,4 @@
-//! Reads a history of pairs, and says what went between them in a span of time.
+//! Says what went between workers in a span of time.
 //!
 //! *Invariant:* what is told of all of the time is each byte once; no mean is above its highest.
 
@@ -6,19 +6,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::super::view::{Timed, joined};
-use super::{HistoryError, Part, Shape, Span};
+use super::History;
+use crate::history::form::Timed;
 
 /// Most pairs of an answer: the busiest.
 const MOST: usize = 20_000;
-
-/// A history that was read.
-#[derive(Clone, Debug)]
-pub struct History {
-    shape: Shape,
-    /// In the order of time, the finest that is known of each moment.
-    spans: Vec<Span>,
-}
 
 /// What went between workers in a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -44,33 +36,6 @@ pub struct Flow {
 }
 
 impl History {
-    /// Reads a file. Spans of which a record is damaged, or missing because it was overwritten or
-    /// the file is cut, are left out.
-    ///
-    /// # Errors
-    /// If its beginning is not that of a history of this version.
-    pub fn read(bytes: &[u8]) -> Result<Self, HistoryError> {
-        let (shape, begin) = Shape::read(bytes)?;
-        let mut spans: Vec<Span> = Vec::new();
-        for place in super::super::places(&shape.levels, shape.record_bytes(), begin) {
-            let ring = bytes.get(place.start..place.end.min(bytes.len())).unwrap_or_default();
-            let records = ring.chunks_exact(shape.record_bytes());
-            let parts = records.filter_map(|record| Part::decode(shape.workers.len(), record));
-            spans = joined(whole(parts.collect()), spans);
-        }
-        Ok(Self { shape, spans })
-    }
-
-    /// What it is about.
-    pub fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
-    /// When it begins and ends, in milliseconds since 1970; `None` if it is empty.
-    pub fn bounds(&self) -> Option<(u64, u64)> {
-        Some((self.spans.first()?.begin(), self.spans.last()?.at))
-    }
-
     /// What was moved after `from` and until `to`; in all of the time without bounds. Of a span
     /// that is only partly within them, as much is told as of its time is.
     pub fn flows(&self, from: Option<u64>, to: Option<u64>) -> Flows {
@@ -114,24 +79,6 @@ impl History {
         pairs.truncate(MOST);
         Flows { since: Some(from), until: Some(to), pairs }
     }
-}
-
-/// The spans of which all parts are there, in the order of time.
-fn whole(mut parts: Vec<Part>) -> Vec<Span> {
-    parts.sort_by_key(|part| (part.span.at, part.number));
-    let mut spans = Vec::new();
-    for group in parts.chunk_by_mut(|one, next| one.span.at == next.span.at) {
-        let (of, ms) = (group[0].of, group[0].span.ms);
-        let is_next = |(at, part): (usize, &Part)| {
-            part.number as usize == at && part.of == of && part.span.ms == ms
-        };
-        if group.len() == of as usize && group.iter().enumerate().all(is_next) {
-            let at = group[0].span.at;
-            let pairs = group.iter_mut().flat_map(|part| std::mem::take(&mut part.span.pairs));
-            spans.push(Span { at, ms, pairs: pairs.collect() });
-        }
-    }
-    spans
 }
 
 /// The part of a sum that belongs to a part of its time.
