@@ -9,9 +9,10 @@ use serde::Serialize;
 use super::failure::{Exit, Failure};
 use super::output::{self, Form};
 use super::reach;
-use crate::cluster::{recorded_history, recorded_pairs};
+use crate::cluster::{NoHistory, recorded_history, recorded_pairs};
 use crate::ids::ClusterName;
 use crate::supervise::state::time_of_day;
+use crate::text::in_full;
 use crate::units::{HumanBytes, Span};
 use crate::wire::history::pairs::{Flow, Flows};
 use crate::wire::history::{Curve, Curves};
@@ -74,10 +75,19 @@ pub(super) fn run(arguments: &Arguments) -> Result<Exit, Failure> {
     let history = recorded_history(&paths).map_err(|error| Failure::new(Exit::Failed, error))?;
     let span = arguments.since.map(|span| u64::try_from(span.0.as_millis()).unwrap_or(u64::MAX));
     let since = span.and_then(|span| history.before_end(span));
-    // Where it can't be read, there is still the rest.
-    let flows = recorded_pairs(&paths)
-        .map(|pairs| pairs.flows(span.and_then(|span| pairs.before_end(span)), None));
-    let flows = flows.unwrap_or_default();
+    let flows = match recorded_pairs(&paths) {
+        Ok(pairs) => pairs.flows(span.and_then(|span| pairs.before_end(span)), None),
+        Err(error) => {
+            // There is none where nothing has moved yet, or nobody counts it.
+            if !matches!(error, NoHistory::Missing) {
+                output::note(&format!(
+                    "what went between workers is left out: {}",
+                    in_full(&error)
+                ));
+            }
+            Flows::default()
+        }
+    };
     if matches!(arguments.output, Form::Json) {
         let curves = history.curves(since, None, POINTS);
         let Flows { since: pairs_since, until: pairs_until, pairs } = flows;

@@ -192,6 +192,13 @@ fn what_went_from_which_worker_to_which_is_known_after_the_end() {
             mean > 0 && mean <= rate(pair, "highest_bytes_per_s")
         }));
     }
+
+    // What cannot be read is said, and the rest is still shown.
+    fs::write(sandbox.base().join("moved/history-pairs"), "none").expect("written");
+    let told = sandbox.run(&["history", "moved"]);
+    assert!(told.code == 0 && told.stdout.contains("gpu1"), "{told}");
+    let note = "note: what went between workers is left out: cannot use ";
+    assert!(told.stderr.contains(note) && told.stderr.contains("moved/history-pairs"), "{told}");
 }
 
 #[test]
@@ -275,6 +282,13 @@ fn the_page_shows_the_means_of_pairs_in_any_part_of_the_time_also_after_the_end(
     browser.look_like(390, "dark");
     browser.assert_it_fits("at 390");
     assert_eq!(browser.errors(), [""; 0]);
+    // What cannot be read is said.
+    fs::write(sandbox.base().join("gone/history-pairs"), "none").expect("written");
+    browser.click("[data-range='1h']");
+    let answer = "document.querySelector('#pairs-answer').textContent";
+    browser.wait_for(&format!(
+        "/what went between them is not known: cannot use .*history-pairs/.test({answer})"
+    ));
     served.end();
 }
 

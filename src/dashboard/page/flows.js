@@ -37,11 +37,14 @@ export class Flows {
       const flows = await this.read(`history/pairs?${query}`);
       if (asked !== this.asked || model !== this.model) return;
       this.isLast = isLast;
+      model.flowsLack = "";
       // Of a cluster that was stopped no files are left, and the page keeps what it has.
       if (flows.until || !isLast || !model.flows) model.setFlows(flows, name);
       this.changed();
-    } catch {
-      // The charts of the same time say why.
+    } catch (error) {
+      if (asked !== this.asked || model !== this.model) return;
+      model.flowsLack = error.message;
+      this.changed();
     }
   }
 }

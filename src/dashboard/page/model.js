@@ -38,6 +38,8 @@ export class Model {
     this.lackOf = new Map();
     /** What went between workers in a part of the time, once it was read from the history. */
     this.flows = null;
+    /** Why that is not known. */
+    this.flowsLack = "";
     /** Which figures of pairs are shown: those that were `measured`, those of tasks `now`, or the means of the `past`. */
     this.chosen = null;
   }

@@ -357,7 +357,8 @@ function wires() {
 
 function pairs() {
   matrix.update(model);
-  set($("pairs-answer"), "textContent", model.answer);
+  const lack = model.flowsLack && `what went between them is not known: ${model.flowsLack}`;
+  set($("pairs-answer"), "textContent", [model.answer, lack].filter(Boolean).join("; "));
   $("pairs").hidden = model.workers.length < 2 || (!model.lanes.pairs.length && !model.measured && !model.verification && !model.flows?.pairs.length);
 }
 
