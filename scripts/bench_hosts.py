@@ -58,7 +58,7 @@ workers, file = int(sys.argv[1]), sys.argv[2]
 while not os.path.exists(file) or not os.path.getsize(file):
     time.sleep(0.02)
 with Client(scheduler_file=file, timeout="300s") as client:
-    client.wait_for_workers(workers, timeout=900)
+    client.wait_for_workers(workers, timeout=1800)
     found = {"start": time.time() - float(sys.argv[3])}
     own = [sizes(pid) for pid in client.run(os.getpid).values()]
     found["memory"] = memory()
@@ -101,7 +101,7 @@ def ours(file, hosts, gpus):
         flux = {"FLUX_TASK_RANK": str(rank), "FLUX_JOB_SIZE": str(len(hosts)), "FLUX_JOB_ID": "bench"}
         command = [os.environ["CUDA_CLUSTER_BIN"], "up", "--engine", "dask", "--join", "auto"]
         command += ["--scheduler-file", file, "--interface", "far", "--protocol", "tcp"]
-        yield host, [*command, "--ready-within", "15m"], flux
+        yield host, [*command, "--ready-within", "30m"], flux
 
 
 def workers_of(command):
@@ -109,7 +109,7 @@ def workers_of(command):
         scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--interface", "far"]
         yield hosts[0], [*scheduler, "--scheduler-file", file], {}
         for host in hosts:
-            more = ["--scheduler-file", file, "--interface", "far", "--death-timeout", "600"]
+            more = ["--scheduler-file", file, "--interface", "far", "--death-timeout", "1800"]
             yield host, [*command(gpus), *more], {}
 
     return commands
@@ -199,12 +199,12 @@ def measure(name, commands, hosts, gpus):
             client = [*enter(hosts[0]), sys.executable, "-c", CLIENT]
             client += [str(len(hosts) * gpus), file, str(began)]
             done = subprocess.run(client, env=environment, stdout=subprocess.PIPE, stderr=log,
-                                  text=True, timeout=1200)  # fmt: skip
+                                  text=True, timeout=3000)  # fmt: skip
             if done.returncode != 0:
                 return {"failed": f"its client ended with {done.returncode}", "log": last(log)}
             found = json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
-            return {"failed": "its client did not end within 1200 s", "log": last(log)}
+            return {"failed": "its client did not end within 3000 s", "log": last(log)}
         finally:
             told = time.monotonic()
             for process in started:

@@ -3,10 +3,13 @@
 # the program in it, and prints a table of what was expected and what was seen. Ends with 1 if a
 # check failed. The machine shows logic on a real kernel, never speed: it is emulated.
 #
-#   scripts/lab.sh [hardware|services] [BINARY]    default: hardware; target/release/cuda-cluster, then debug
+#   scripts/lab.sh [hardware|masks|services] [BINARY]
+#                                                  default: hardware; target/release/cuda-cluster, then debug
 #   scripts/lab.sh shell                           a shell in the machine, on this terminal
 #
 #   hardware   places, bindings, lanes, containment (scripts/lab/hardware.py)
+#   masks      every thread of every worker under masks of numbers, UUIDs and MIG instances, whoever starts
+#              it (scripts/lab/masks.py)
 #   services   systemd, Slurm, Open MPI (scripts/lab/services.py)
 #
 #   LAB_PARTS=cables,kills    only these parts of a suite, by the names of their functions
@@ -29,7 +32,7 @@ suites=()
 binary=
 for argument in "$@"; do
     case $argument in
-        hardware | services | shell) suites+=("$argument") ;;
+        hardware | masks | services | shell) suites+=("$argument") ;;
         *) binary=$argument ;;
     esac
 done
@@ -171,8 +174,9 @@ program() {
         cp -r "$wheel" "$root/venv/lib/python3/site-packages/"
     fi
     dask "$root/dask"
+    mkdir "$root/python"
+    cp -r python/cuda_cluster "$root/python/"
     if [ -d "$root/dask" ] && [ -e "$(dirname "$binary")/lib_comm.so" ]; then
-        cp -r python/cuda_cluster "$root/dask/"
         cp "$(dirname "$binary")/lib_comm.so" "$root/"
         strip --strip-debug "$root/lib_comm.so" 2>/dev/null || true
     fi
@@ -211,14 +215,22 @@ for name in names:
 END
 }
 
+# What a suite's machine has installed.
+root_of() {
+    case $1 in
+        services) echo services ;;
+        *) echo hardware ;;
+    esac
+}
+
 # boot SUITE: runs the machine until it powers itself off. Its first line is the console's, its
 # second this script's output.
 boot() {
-    local suite=$1 root=$1 init=/lab/start
+    local suite=$1 root init=/lab/start
     # This machine may be too busy for what a kernel and systemd expect of time.
     local patience="no_timer_check nowatchdog systemd.default_timeout_start_sec=600"
     patience+=" systemd.default_device_timeout_sec=600"
-    [ "$suite" != shell ] || root=hardware
+    root=$(root_of "$suite")
     [ "$suite" != services ] || init=/sbin/init
     # shellcheck disable=SC2054  # the commas are QEMU's
     local arguments=(
@@ -242,7 +254,7 @@ made "$tools" tools
 mkdir -p "$images"
 status=0
 for suite in "${suites[@]}"; do
-    [ "$suite" != shell ] && root=$suite || root=hardware
+    root=$(root_of "$suite")
     if [ ! -e "$images/$root" ]; then
         made "$tools/$root" "$root"
         cp -a "$tools/kernel/image/lib/modules" "$tools/$root/lib/"

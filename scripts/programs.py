@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Programs under `cuda-cluster run`, beside each one's own launcher, and the table of what was seen.
 
-    scripts/programs.py [FRAMEWORK ...]      [default: those that are installed]
+    scripts/programs.py [FRAMEWORK ...]              [default: those that are installed]
+    scripts/programs.py --slurm [FRAMEWORK ...]      under `srun`, with `exec` and without
 
-torch, lightning, deepspeed, jax, xgboost, mpi (MPICH's mpi4py), openmpi (its mpi4py), ray, rrun.
+torch, lightning, deepspeed, jax, xgboost, mpi (MPICH's mpi4py), openmpi (its mpi4py), ray, rrun; under a Slurm
+that the script starts: jax, mpi, torch.
 
 The ranks run in the Python that runs this script, on a made-up machine of four GPUs, two near each half
 of this one's CPUs. Needs a debug build (`cargo build --examples --bins`), and two CPUs. Ends with 1 if
@@ -13,6 +15,7 @@ ours does worse than the other anywhere.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -319,6 +322,32 @@ def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
         yield "rrun", [shutil.which("rrun", path=path) or "rrun", "-n", str(RANKS), *python]
 
 
+#: What of Slurm's speaks a framework's language, where `srun` offers several.
+UNDER_SLURM = {"jax": [], "mpi": ["--mpi=pmi2"], "torch": []}
+
+
+def under_slurm(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
+    """`srun` that starts our `exec`, and `srun` that starts the program."""
+    # A single Ctrl-C ends it, and one rank's failure all: what all other launchers do unasked.
+    srun = ["srun", "--nodes=1", f"--ntasks={RANKS}", f"--gpus-per-node={RANKS}", "--quit-on-interrupt",
+            "--kill-on-bad-exit=1", *UNDER_SLURM[framework]]  # fmt: skip
+    python = [sys.executable, program]
+    yield "srun … cuda-cluster exec", [*srun, str(BUILT / "cuda-cluster"), "exec", "--", *python]
+    yield "srun (Slurm)", [*srun, *python]
+
+
+@contextlib.contextmanager
+def slurm() -> Iterator[dict[str, str]]:
+    """What a command needs to find a Slurm that ends with this."""
+    sys.path.insert(0, str(ROOT / "tests/python"))
+    from slurm import Slurm, missing
+
+    if lacking := missing():
+        sys.exit(f"there is no {', '.join(lacking)}: apt-get install slurm-wlm munge")
+    with Slurm(gpus=RANKS) as started:
+        yield {"SLURM_CONF": started.environment["SLURM_CONF"]}
+
+
 def machine(folder: Path) -> dict[str, str]:
     """The environment in which this machine has four made-up GPUs, two near each half of its CPUs."""
     said = subprocess.run(
@@ -370,22 +399,26 @@ def shown(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK")
+    parser.add_argument("--slurm", action="store_true")
     # What it has started ends with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    asked = parser.parse_args().frameworks or [one for one in MEETING if installed(one)]
-    if unknown := set(asked) - set(MEETING):
-        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(MEETING)}")
+    arguments = parser.parse_args()
+    known = UNDER_SLURM if arguments.slurm else MEETING
+    asked = arguments.frameworks or [one for one in known if installed(one)]
+    if unknown := set(asked) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}")
     if missing := [one for one in asked if not installed(one)]:
         parser.error(f"not installed in {sys.executable}: {', '.join(missing)}")
     rows, worse = [], []
-    with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch:
+    with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
-        env = machine(folder)
+        env = machine(folder) | (stack.enter_context(slurm()) if arguments.slurm else {})
+        started_by = under_slurm if arguments.slurm else launchers
         for framework in asked:
             program = folder / f"{framework}_ranks.py"
             program.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(MEETING[framework]))
             seen = [watched(framework, name, command, env)
-                    for name, command in launchers(framework, str(program))]  # fmt: skip
+                    for name, command in started_by(framework, str(program))]  # fmt: skip
             rows += seen
             worse += [f"{framework}: {it} than it should be" for it in seen[0].lacks()]
             for other in seen[1:]:

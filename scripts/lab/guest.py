@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import time
 import traceback
 
 import machine
+from machine import ALL_CPUS, ALL_NODES, text
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
+#: The flags with which each worker gets its NIC.
+RDMA = ["--enable-infiniband", "--net-devices", "auto"]
 #: Emulation is slow and sometimes stalls; nothing is judged by its duration.
 LIMIT = 400
 
@@ -181,6 +185,38 @@ def lanes(state):
     """The kinds of lanes with their devices, of every pair."""
     return {(each["name"], peer["peer"]): sorted(peer["lanes"])
             for each in state["workers"] for peer in each["peers"]}  # fmt: skip
+
+
+def threads(pid):
+    """The CPUs that each thread may use."""
+    status = [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/status")]
+    return {re.search(r"Cpus_allowed_list:\s*(\S+)", each)[1] for each in status}
+
+
+def mappings(pid):
+    """The memory policies of a process's mappings, and the nodes that its private pages are on."""
+    policies, pages = set(), {}
+    for line in pathlib.Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        policies.add(re.match(r"\S+ (prefer \(many\):\S+|\S+)", line)[1])
+        if " file=" not in line:
+            for node, count in re.findall(r"\bN(\d+)=(\d+)", line):
+                pages[int(node)] = pages.get(int(node), 0) + int(count)
+    return sorted(policies), pages
+
+
+def word(policy, nodes):
+    """How the kernel writes a policy."""
+    return {"none": "default", "bind": f"bind:{text(nodes)}",
+            "preferred": f"prefer (many):{text(nodes)}"}[policy]  # fmt: skip
+
+
+def bound(pid):
+    return [*sorted(threads(pid)), *mappings(pid)[0]]
+
+
+def as_planned(gpu, cpus=ALL_CPUS, nodes=ALL_NODES):
+    """What `bound` is with `--cpus local --memory-policy preferred`."""
+    return [text(machine.cpus(gpu, cpus)), word("preferred", machine.memory(gpu, nodes))]
 
 
 def processes():

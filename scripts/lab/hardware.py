@@ -10,11 +10,11 @@ import re
 import signal
 
 import machine
-from guest import (CGROUPS, Table, cable, containing, eventually, lanes, needs,
-                   plan, prepare, processes, program, sh, state, sysfs, up, worker)  # fmt: skip
-from machine import ALL_CPUS, ALL_NODES, DEVICES, GPUS, NICS, NODES, members, text
+from guest import (CGROUPS, RDMA, Table, as_planned, bound, cable, containing, eventually, lanes,
+                   mappings, needs, plan, prepare, processes, program, sh, state, sysfs, threads, up,
+                   word, worker)  # fmt: skip
+from machine import ALL_CPUS, DEVICES, GPUS, NICS, NODES, members, text
 
-RDMA = ["--enable-infiniband", "--net-devices", "auto"]
 #: Two GPUs whose NICs differ.
 PAIR = ["--gpus", "0,2"]
 #: No shared memory, so that every message takes the NIC.
@@ -97,38 +97,6 @@ def preflight():
           lambda: {text for text in bad if not text.startswith(made_up)})  # fmt: skip
     check("doctor: what was looked at is more than half of the table", True,
           lambda: len({one["id"] for one in found}) > 45)  # fmt: skip
-
-
-def threads(pid):
-    """The CPUs that each thread may use."""
-    status = [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob("*/status")]
-    return {re.search(r"Cpus_allowed_list:\s*(\S+)", each)[1] for each in status}
-
-
-def mappings(pid):
-    """The memory policies of a process's mappings, and the nodes that its private pages are on."""
-    policies, pages = set(), {}
-    for line in pathlib.Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
-        policies.add(re.match(r"\S+ (prefer \(many\):\S+|\S+)", line)[1])
-        if " file=" not in line:
-            for node, count in re.findall(r"\bN(\d+)=(\d+)", line):
-                pages[int(node)] = pages.get(int(node), 0) + int(count)
-    return sorted(policies), pages
-
-
-def word(policy, nodes):
-    """How the kernel writes a policy."""
-    return {"none": "default", "bind": f"bind:{text(nodes)}",
-            "preferred": f"prefer (many):{text(nodes)}"}[policy]  # fmt: skip
-
-
-def bound(pid):
-    return [*sorted(threads(pid)), *mappings(pid)[0]]
-
-
-def as_planned(gpu, cpus=ALL_CPUS, nodes=ALL_NODES):
-    """What `bound` is with `--cpus local --memory-policy preferred`."""
-    return [text(machine.cpus(gpu, cpus)), word("preferred", machine.memory(gpu, nodes))]
 
 
 def bindings():
@@ -264,10 +232,10 @@ asyncio.run(main())
 
 def direct():
     what = "direct:// between machines: large frames by rc on the port that UCX may use, both ways"
-    if not pathlib.Path("/lab/lib_comm.so").exists():
+    if not pathlib.Path("/lab/lib_comm.so").exists() or not pathlib.Path("/lab/dask").exists():
         table.not_run(what, "no Dask and lib_comm.so: scripts/setup.sh --tests; cargo build -p cuda-cluster-comm")
         return
-    environment = {**os.environ, "PYTHONPATH": "/lab/dask", "CUDA_CLUSTER_COMM": "/lab/lib_comm.so",
+    environment = {**os.environ, "PYTHONPATH": "/lab/python:/lab/dask", "CUDA_CLUSTER_COMM": "/lab/lib_comm.so",
                    "UCX_NET_DEVICES": PORTS["gpu0"], **ONLY_RDMA}  # fmt: skip
     before = sent(PORTS["gpu0"])
     found = json.loads(sh("python3", "-c", DIRECT, env=environment).splitlines()[-1])

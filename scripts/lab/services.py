@@ -332,7 +332,7 @@ def several_nodes():
         return
     file = pathlib.Path("/tmp/scheduler.json")
     # Interpreters start slowly here.
-    patient = {"PYTHONPATH": "/lab/dask", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "300s",
+    patient = {"PYTHONPATH": "/lab/python:/lab/dask", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "300s",
                "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": "300s", "SCHEDULER_FILE": str(file),
                "INTERFACE": "node"}  # fmt: skip
     job = submit("--partition=two", "--gpus-per-node=2", "/lab/configs/dask-multi-node.slurm",

@@ -125,7 +125,7 @@ def lines(said):
 
 
 def failed(program, *flags, **told):
-    """As `run`, of a program that fails: what is known of it is kept."""
+    """As `run`, of a program with ranks that fail: what is known of it is kept."""
     said = run(program, "--name", "failing", *flags, **told)
     kept = f"{RUNTIME}/cuda-cluster/failing"
     assert not os.path.exists(f"{kept}/pmix"), "Open MPI's files are gone"
@@ -201,6 +201,25 @@ def test_ranks_of_open_mpi_know_which_of_two_programs_they_run(open_mpi):
     flags = ["--bootstrap", "pmix", "--program", "a=1", "--program", "b=2"]
     said = run(program, *flags, ranks=3, arguments=["a", *other], **open_mpi)
     assert lines(said) == ["a 0 3 0", "b 1 3 1", "b 2 3 1"]
+
+
+@pytest.mark.parametrize("warm", [(), ("--warm", "json")], ids=["executed", "forked"])
+def test_ranks_of_open_mpi_that_are_started_again_are_one_world_again(open_mpi, warm):
+    program = """
+        import os, signal, time
+        from mpi4py import MPI
+        ranks, restart = MPI.COMM_WORLD, os.environ["TORCHELASTIC_RESTART_COUNT"]
+        total = ranks.allreduce(ranks.Get_rank())
+        if restart != "2" and ranks.Get_rank() == int(restart):
+            os.kill(os.getpid(), signal.SIGKILL)
+        # Those of an earlier start wait for the killed one.
+        ranks.Barrier()
+        print(restart, ranks.Get_rank(), ranks.Get_size(), total, flush=True)
+    """
+    flags = ["--bootstrap", "torch,pmix", "--restarts", "2", *warm]
+    said = failed(program, *flags, ranks=3, **open_mpi)
+    assert lines(said) == [f"2 {rank} 3 3" for rank in range(3)]
+    assert not servers()
 
 
 def test_a_rank_of_open_mpi_that_aborts_ends_the_job_with_its_code(open_mpi):

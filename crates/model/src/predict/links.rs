@@ -25,6 +25,10 @@ pub fn link_rates(topology: &Topology) -> LinkRates {
         let rate = parts.capacity(&Part::Switched(gpu.index));
         rates.switched.extend(rate.map(|rate| (gpu.index, rate)));
     }
+    for gpu in &topology.gpus {
+        let rate = parts.to_cpu(gpu).and_then(|part| parts.capacity(&part));
+        rates.chips.extend(rate.map(|rate| (gpu.index, rate)));
+    }
     let find = |device| match device {
         Device::Gpu(index) => topology.gpus.iter().find(|gpu| gpu.index == index),
         Device::Nic(_) => None,

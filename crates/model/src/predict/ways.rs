@@ -213,7 +213,7 @@ impl<'a> Parts<'a> {
     }
 
     /// NVLink-C2C, or NVLinks to the CPU.
-    fn to_cpu(&self, gpu: &Gpu) -> Option<Part> {
+    pub(super) fn to_cpu(&self, gpu: &Gpu) -> Option<Part> {
         let is_cpu = |peer: &NvLinkPeer| *peer == NvLinkPeer::Cpu;
         (gpu.c2c.is_some() || count(gpu, is_cpu) > 0).then_some(Part::ToCpu(gpu.index))
     }

@@ -22,4 +22,6 @@ pub struct LinkRates {
     pub pairs: BTreeMap<(GpuIndex, GpuIndex), f64>,
     /// All NVLinks of a GPU to NVSwitches.
     pub switched: BTreeMap<GpuIndex, f64>,
+    /// NVLink-C2C between a GPU and its CPU, or its NVLinks to it.
+    pub chips: BTreeMap<GpuIndex, f64>,
 }

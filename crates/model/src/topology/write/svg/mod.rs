@@ -74,12 +74,14 @@ impl Topology {
         }
         frames(&mut canvas, &layout);
         sys(&mut canvas, &layout, head, &mut widths);
+        let chips = nvlinks::draw_to_cpus(&mut canvas, &layout, &mut widths);
         layout.wires.iter().for_each(|wire| draw_wire(&mut canvas, wire, &mut widths));
         bars(&mut canvas, self, &layout);
         layout.gpus.values().for_each(|(rect, gpu)| cards::gpu(&mut canvas, rect, gpu));
         layout.nics.iter().for_each(|(rect, at, nic)| cards::nic(&mut canvas, rect, *at, nic));
         workers::draw(&mut canvas, self, &layout, workers);
-        let fabric = nvlinks::draw(&mut canvas, self, &layout, &mut widths);
+        let mut fabric = nvlinks::draw(&mut canvas, self, &layout, &mut widths);
+        fabric.colours.extend(chips);
         let bottom = legend(&mut canvas, self, &layout, (&fabric, &widths), workers);
         let width = if canvas.live {
             layout.right.max(LIVE_NARROWEST)

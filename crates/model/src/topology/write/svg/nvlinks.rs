@@ -1,4 +1,5 @@
-//! The NVLinks, below the GPUs: a bar for NVSwitches, arcs for links from GPU to GPU.
+//! The NVLinks: below the GPUs a bar for NVSwitches and arcs for links from GPU to GPU, above them
+//! those to the CPUs.
 //!
 //! *Invariant:* a pair is joined in the picture exactly when the matrix says `NV#`.
 
@@ -7,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::layout::{Layout, Rect};
 use super::widths::Widths;
 use super::{Canvas, MARGIN};
-use crate::topology::{Device, LinkKind, NvLinkPeer, Topology};
+use crate::topology::{Device, LinkKind, NvLink, NvLinkPeer, Topology};
 
 /// What was drawn.
 pub(super) struct Fabric {
@@ -48,6 +49,39 @@ pub(super) fn draw(
         (false, _) => arcs(canvas, layout, &pairs, &counts, widths),
         (true, _) => Fabric { bottom: layout.bottom, colours: Vec::new() },
     }
+}
+
+/// What joins GPUs to their CPUs beside PCIe.
+const TO_CPU: &str = GREENS[2];
+
+/// Draws NVLink-C2C and NVLinks to CPUs, from the CPUs to the GPUs; returns what the legend says of
+/// them.
+pub(super) fn draw_to_cpus(
+    canvas: &mut Canvas,
+    layout: &Layout<'_>,
+    widths: &mut Widths<'_>,
+) -> Option<(String, String)> {
+    let mut names = BTreeSet::new();
+    for (card, gpu) in layout.gpus.values() {
+        let links = |link: &&NvLink| link.active && link.peer == NvLinkPeer::Cpu;
+        let name = match gpu.nvlinks.iter().filter(links).count() {
+            _ if gpu.c2c.is_some() => "NVLink-C2C to the CPU".to_owned(),
+            0 => continue,
+            1 => "an NVLink to the CPU".to_owned(),
+            links => format!("{links} NVLinks to the CPU"),
+        };
+        let node = layout.nodes.iter().find(|(_, _, id, _)| id.is_some() && *id == gpu.numa);
+        let Some((_, bar, ..)) = node else { continue };
+        // At the card's edge, since the wire is in its middle.
+        let x = card.x + 10.0;
+        canvas.open("chips", &[("data-device", &Device::Gpu(gpu.index).to_string())]);
+        let ends = [(x, bar.bottom()), (x, card.y)];
+        widths.line(canvas, ends, (TO_CPU, 4.4), widths.of_chips(gpu.index.0));
+        canvas.close();
+        names.insert(name);
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    (!names.is_empty()).then(|| (TO_CPU.to_owned(), names.join(", ")))
 }
 
 /// Where the bar is.

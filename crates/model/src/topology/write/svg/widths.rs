@@ -62,6 +62,11 @@ impl<'a> Widths<'a> {
         self.rates.switched.get(&GpuIndex(gpu)).copied().or(of_pairs)
     }
 
+    /// What joins a GPU to its CPU beside PCIe.
+    pub(super) fn of_chips(&self, gpu: u32) -> Option<f64> {
+        self.rates.chips.get(&GpuIndex(gpu)).copied()
+    }
+
     pub(super) fn of_sockets(&self) -> Option<f64> {
         self.rates.sockets
     }
