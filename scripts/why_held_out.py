@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Tries `cuda-cluster why` on causes of stalls and on healthy slow jobs that were written without its code in mind.
 
-    scripts/why_held_out.py [--program P] [--healthy] [--save FOLDER] [NAME...]
+    scripts/why_held_out.py [--program P] [--healthy] [--set held_out_more] [--save FOLDER] [NAME...]
 
-Each cause of tests/python/stalls/held_out is started, left alone until no rank has made progress for some seconds, and
-looked at once; `expected.yaml` has the answer. With --healthy each job of tests/python/stalls/healthy_more is looked
-at six times over 12 s, and must never be called stalled. Prints a table; exits with 1 if anything was not as expected.
+Each cause of tests/python/stalls/held_out, or of the set there that is named, is started, left alone until no rank has
+made progress for some seconds, and looked at once; `expected.yaml` has the answer. With --healthy each job of
+tests/python/stalls/healthy_more is looked at six times over 12 s, and must never be called stalled. Prints a table;
+exits with 1 if anything was not as expected.
 """
 
 import argparse
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -54,7 +57,8 @@ class Job:
             "TMPDIR": self.temporary,
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(STALLS / "held_out"),
+            # What the healthy jobs share is the first set's.
+            "PYTHONPATH": str(STALLS / "held_out" if folder.name == "healthy_more" else folder),
         }
         self.outside = None
         if how.get("outside"):
@@ -65,6 +69,7 @@ class Job:
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
             )
+        self.folder = folder
         script = str(folder / f"{name}.py")
         start = how.get("start", "run")
         self.client = None
@@ -84,6 +89,7 @@ class Job:
                 "--name",
                 self.name,
                 "--detach",
+                *how.get("options", []),
             ]
             self.job = None
             subprocess.run(up, env=env, check=True, stdout=self.log, stderr=subprocess.STDOUT)
@@ -95,6 +101,15 @@ class Job:
                 env[key] = value.strip("'\"")
             self.client = subprocess.Popen(
                 [interpreter, script],
+                env=env,
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        elif start == "native":
+            self.job = None
+            self.client = subprocess.Popen(
+                [native_jobs(folder, base), name, self.name],
                 env=env,
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
@@ -130,6 +145,8 @@ class Job:
     def end(self):
         for group in GROUPS:
             release(group)
+        if (self.folder / "release.py").exists():
+            subprocess.run([sys.executable, str(self.folder / "release.py"), self.temporary])
         if self.outside:
             self.outside.kill()
             self.outside.wait()
@@ -145,6 +162,19 @@ class Job:
                 group.rmdir()
         self.log.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+@functools.cache
+def native_jobs(folder, base):
+    """The program of tasks for the native engine, built against the library that cargo has built."""
+    built = tempfile.mkdtemp(prefix="held-out-built-")
+    atexit.register(shutil.rmtree, built, ignore_errors=True)
+    library = base / "target/debug"
+    rustc = ["rustc", "--edition", "2024", "-C", "debuginfo=line-tables-only"]
+    rustc += ["--extern", f"cuda_cluster={library / 'libcuda_cluster.rlib'}"]
+    rustc += ["-L", f"dependency={library / 'deps'}", str(folder / "native_jobs.rs")]
+    subprocess.run([*rustc, "-o", f"{built}/native_jobs"], check=True)
+    return f"{built}/native_jobs"
 
 
 def free_port():
@@ -195,11 +225,12 @@ def main():
     parser.add_argument("--program", default=str(ROOT / "target/debug/cuda-cluster"))
     parser.add_argument("--base", type=pathlib.Path, default=ROOT, help="where .venv and target/programs are")
     parser.add_argument("--healthy", action="store_true")
+    parser.add_argument("--set", default="held_out", help="the folder of the causes: held_out, held_out_more")
     parser.add_argument("--save", type=pathlib.Path)
     parser.add_argument("--more", type=float, default=0.0, help="seconds more before a look: this machine is busy")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
-    folder = STALLS / ("healthy_more" if args.healthy else "held_out")
+    folder = STALLS / ("healthy_more" if args.healthy else args.set)
     known = yaml.safe_load((folder / "expected.yaml").read_text())
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
