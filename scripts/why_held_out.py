@@ -225,13 +225,17 @@ def main():
     parser.add_argument("--program", default=str(ROOT / "target/debug/cuda-cluster"))
     parser.add_argument("--base", type=pathlib.Path, default=ROOT, help="where .venv and target/programs are")
     parser.add_argument("--healthy", action="store_true")
-    parser.add_argument("--set", default="held_out", help="the folder of the causes: held_out, held_out_more")
+    parser.add_argument("--set", choices=("held_out", "held_out_more"), help="which causes [default: held_out]")
     parser.add_argument("--save", type=pathlib.Path)
     parser.add_argument("--more", type=float, default=0.0, help="seconds more before a look: this machine is busy")
     parser.add_argument("names", nargs="*")
     args = parser.parse_args()
-    folder = STALLS / ("healthy_more" if args.healthy else args.set)
+    if args.healthy and args.set:
+        parser.error("--set is of causes, and --healthy asks for jobs without one")
+    folder = STALLS / ("healthy_more" if args.healthy else args.set or "held_out")
     known = yaml.safe_load((folder / "expected.yaml").read_text())
+    if unknown := sorted(set(args.names) - set(known)):
+        parser.error(f"{', '.join(unknown)}: not in {folder / 'expected.yaml'}")
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
     wrong = 0

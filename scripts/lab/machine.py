@@ -164,14 +164,18 @@ def memory(gpu, allowed=frozenset(ALL_NODES)):
     return {gpu.node} & ALL_NODES & allowed or of_package(gpu)[1] & allowed
 
 
+def distance(gpu, nic):
+    """How far a NIC is from a GPU: the less the nearer."""
+    return ["PIX", "PXB", "PHB", "NODE", "SYS"].index(link(gpu, nic))
+
+
 def nics():
     """The NIC of each GPU's worker: the nearest; of equally near ones the one that serves fewest."""
-    order = ["PIX", "PXB", "PHB", "NODE", "SYS"]
     chosen = {}
     # Those with a choice come last.
     for gpu in sorted(GPUS, key=lambda gpu: sum(link(gpu, nic) == "SYS" for nic in NICS)):
         serves = lambda nic: list(chosen.values()).count(nic)
-        chosen[gpu] = min(NICS, key=lambda nic: (order.index(link(gpu, nic)), serves(nic)))
+        chosen[gpu] = min(NICS, key=lambda nic: (distance(gpu, nic), serves(nic)))
     return chosen
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import random
-import re
 import shutil
 import subprocess
 import tempfile
@@ -43,7 +42,7 @@ if sys.argv[1:] == ["bind"]:
 for _ in range({THREADS}):
     threading.Thread(target=work, daemon=True).start()
 here.wait()
-names = ("MEMBER", "RANK", "CUDA_VISIBLE_DEVICES", "UCX_NET_DEVICES", "NCCL_IB_HCA")
+names = ("MEMBER", "RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 said = pathlib.Path(os.environ["FOLDER"], str(os.getpid()))
 said.with_suffix(".part").write_text(json.dumps({{name: os.environ.get(name, "") for name in names}}))
 said.with_suffix(".part").rename(said)
@@ -91,15 +90,30 @@ def text(mask):
 
 def nearest(gpu):
     """The ports whose NICs are as near as any."""
-    order = ["PIX", "PXB", "PHB", "NODE", "SYS"]
-    level = lambda nic: order.index(machine.link(gpu, nic))
-    return {f"{machine.roce(nic)}:1" for nic in machine.NICS if level(nic) == min(map(level, machine.NICS))}
+    least = min(machine.distance(gpu, nic) for nic in machine.NICS)
+    return {f"{machine.roce(nic)}:1" for nic in machine.NICS if machine.distance(gpu, nic) == least}
 
 
-def planned(mask, elsewhere=0):
+def planned(mask):
     """What is expected of each member of a mask: CPUs, policy, NIC, pages."""
-    return {at: [name, *as_planned(gpu), "a nearest port", f"{elsewhere} pages elsewhere"]
+    return {at: [name, *as_planned(gpu), "a nearest port", "0 pages elsewhere"]
             for at, (name, gpu) in enumerate(mask)}  # fmt: skip
+
+
+def port_of(variables):
+    """The port that UCX may use, of a process with these variables."""
+    return variables.get("UCX_NET_DEVICES", "").split(",")[0]
+
+
+def judged_port(gpu, port):
+    """A port, in the words of `planned`."""
+    return "a nearest port" if port in nearest(gpu) else f"{port or 'none'}, not of {nearest(gpu)}"
+
+
+def environment(pid):
+    """The variables with which a process has begun."""
+    entries = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def judged(pid, gpu, name, port, born):
@@ -111,8 +125,7 @@ def judged(pid, gpu, name, port, born):
     if near < PAGES:
         raise Wrong(f"{name}: only {near} of the {PAGES} pages that its threads have touched are near")
     # What Python had touched before it called `bind` stays where it is.
-    return [name, *bound(pid), "a nearest port" if port in nearest(gpu) else f"{port}, not of {nearest(gpu)}",
-            f"{away if born else 0} pages elsewhere"]  # fmt: skip
+    return [name, *bound(pid), judged_port(gpu, port), f"{away if born else 0} pages elsewhere"]
 
 
 @contextlib.contextmanager
@@ -153,15 +166,18 @@ def seen_of(commands, mask, born=True):
         for pid, said in processes.items():
             at = int(said["MEMBER"] or said["RANK"])
             gpu = mask[at][1]
-            first = said["CUDA_VISIBLE_DEVICES"].split(",")[0]
-            port = re.split(r"[,=]+", said["UCX_NET_DEVICES"])[0]
+            visible = said["CUDA_VISIBLE_DEVICES"].split(",")
+            # Of all it takes the one of its local rank; one that does not see all has its own first.
+            taken = visible[int(said["LOCAL_RANK"]) if 1 < len(visible) == len(mask) else 0]
+            port = port_of(said)
             if port not in said["NCCL_IB_HCA"].lstrip("=").split(","):
                 port += f" for UCX, {said['NCCL_IB_HCA']} for NCCL"
-            found[at] = judged(pid, gpu, first, port, born)
+            found[at] = judged(pid, gpu, taken, port, born)
         return dict(sorted(found.items()))
 
 
-FLAGS = ["--cpus=local", "--memory-policy=preferred", *RDMA]
+BOUND = ["--cpus=local", "--memory-policy=preferred"]
+FLAGS = [*BOUND, *RDMA]
 OURS = "/lab/cuda-cluster"
 
 
@@ -189,9 +205,7 @@ def launcher_with_all(kind, mask, described):
     commands = [(command, {"MEMBER": str(at), "CUDA_VISIBLE_DEVICES": text(mask), "LOCAL_RANK": str(at),
                            "RANK": str(at), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, **described})
                 for at in range(len(mask))]  # fmt: skip
-    # Its process sees all of them, and takes its own.
-    expected = {at: [mask[0][0], *rest] for at, (_, *rest) in planned(mask).items()}
-    check(f"exec --gpu auto under a launcher that gives {kind} to all, and local ranks", expected,
+    check(f"exec --gpu auto under a launcher that gives {kind} to all, and local ranks", planned(mask),
           lambda: seen_of(commands, mask))  # fmt: skip
 
 
@@ -205,29 +219,32 @@ def first_line(kind, mask, described):
           lambda: seen_of(commands, mask, born=False))  # fmt: skip
 
 
-def workers(engine, kind, mask, described, **more):
+def workers(engine, flags, kind, mask, described, **more):
     """The workers of an engine, in the mask's order."""
+    is_told = "--net-devices" in flags
     variables = {"CUDA_VISIBLE_DEVICES": text(mask), **described, **more}
-    with up("--engine", engine, *FLAGS, **variables):
+    with up("--engine", engine, *flags, **variables):
         found = state()["workers"]
-        check(f"up --engine {engine}, {kind}: every worker is the mask's entry, and every thread bound",
-              {at: [*as_planned(gpu), "a nearest port"] for at, (_, gpu) in enumerate(mask)},
-              lambda: {at: [*bound(one["pid"]), "a nearest port" if set(one["nics"]) <= nearest(mask[at][1])
-                            and one["nics"] else f"{one['nics']}"]
+        check(f"up --engine {engine}, {kind}: every thread of every worker is bound",
+              {at: [*as_planned(gpu), "a nearest port" if is_told else ""] for at, (_, gpu) in enumerate(mask)},
+              lambda: {at: [*bound(one["pid"]), judged_port(mask[at][1], port_of(environment(one["pid"])))
+                            if is_told else port_of(environment(one["pid"]))]
                        for at, one in enumerate(found)})  # fmt: skip
         check(f"up --engine {engine}, {kind}: the GPUs are the mask's, in its order", [gpu.place for _, gpu in mask],
               [one["gpu"]["pci"] for one in found])  # fmt: skip
 
 
 def native(kind, mask, described):
-    workers("native", kind, mask, described)
+    workers("native", FLAGS, kind, mask, described)
 
 
 def dask(kind, mask, described):
     if not pathlib.Path("/lab/dask/distributed").exists():
         table.not_run(f"up --engine dask, {kind}", "there is no Dask in .venv: scripts/setup.sh --tests")
         return
-    workers("dask", kind, mask[:3], described, PYTHONPATH="/lab/python:/lab/dask")
+    # Over TCP, as nothing is installed there: no NIC is planned then.
+    workers("dask", [*BOUND, "--protocol", "tcp"], kind, mask[:3], described,
+            PYTHONPATH="/lab/python:/lab/dask", DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="300s")  # fmt: skip
 
 
 def balance():
@@ -242,10 +259,8 @@ def balance():
 
         def even(ports, mask=mask):
             """equally near NICs serve as many, give or take one"""
-            groups = {}
-            for (_, gpu), port in zip(mask, ports):
-                groups.setdefault(frozenset(nearest(gpu)), []).append(port)
-            counts = [[ports.count(port) for port in near] for near, ports in groups.items() if len(near) > 1]
+            # Each NIC's number of GPUs, those included that have no choice.
+            counts = [[ports.count(port) for port in nearest(gpu)] for _, gpu in mask]
             return all(max(each) - min(each) <= 1 for each in counts)
 
         check(f"plan, {kind}: {even.__doc__}", even, served)

@@ -243,9 +243,7 @@ impl<'a> Context<'a> {
             }
         }
         // Active links with unknown ends may join them.
-        let open = |gpu: &&Gpu| {
-            gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Unknown)
-        };
+        let open = |gpu: &&Gpu| gpu.nvlinks_to(|peer| *peer == NvLinkPeer::Unknown) > 0;
         (told && gpus.iter().filter(|gpu| open(gpu)).count() < 2).then_some(false)
     }
 

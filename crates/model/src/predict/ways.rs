@@ -215,7 +215,7 @@ impl<'a> Parts<'a> {
     /// NVLink-C2C, or NVLinks to the CPU.
     pub(super) fn to_cpu(&self, gpu: &Gpu) -> Option<Part> {
         let is_cpu = |peer: &NvLinkPeer| *peer == NvLinkPeer::Cpu;
-        (gpu.c2c.is_some() || count(gpu, is_cpu) > 0).then_some(Part::ToCpu(gpu.index))
+        (gpu.c2c.is_some() || gpu.nvlinks_to(is_cpu) > 0).then_some(Part::ToCpu(gpu.index))
     }
 
     /// Whether traffic crosses the interconnect of the sockets.
@@ -394,7 +394,7 @@ impl<'a> Parts<'a> {
     ) -> Result<(f64, Component), String> {
         let untold = || format!("the NVLinks of gpu{gpu} are of unknown speed");
         let found = self.find(gpu).ok_or_else(untold)?;
-        let told = count(found, |other| other == peer);
+        let told = found.nvlinks_to(|other| other == peer);
         let links = if told > 0 { told } else { self.most_nvlinks(gpu) };
         let capacity = capacity::nvlinks(found, links).ok_or_else(untold)?;
         let name = format!("{} of gpu{gpu} to {to}", nvlink_count(links));
@@ -481,7 +481,7 @@ pub(super) fn is_active(port: &Port) -> bool {
 
 /// Whether a GPU's NVLinks end at NVSwitches.
 pub(super) fn is_switched(gpu: &Gpu) -> bool {
-    count(gpu, |peer| *peer == NvLinkPeer::Switch) > 0
+    gpu.nvlinks_to(|peer| *peer == NvLinkPeer::Switch) > 0
 }
 
 /// Whether the driver gives one GPU access to another's memory, or says nothing.
@@ -490,15 +490,11 @@ fn may_peer(gpu: &Gpu, other: &Gpu) -> bool {
         && gpu.peers.as_ref().is_none_or(|peers| peers.contains(&other.index))
 }
 
-fn count(gpu: &Gpu, wanted: impl Fn(&NvLinkPeer) -> bool) -> usize {
-    gpu.nvlinks.iter().filter(|link| link.active && wanted(&link.peer)).count()
-}
-
 /// The NVLinks from one GPU to the other, as far as both tell of them.
 fn direct_nvlinks(a: &Gpu, b: &Gpu) -> usize {
     let to = |one: &Gpu, other: &Gpu| {
         let wanted = other.pci.map(NvLinkPeer::Gpu);
-        count(one, |peer| Some(*peer) == wanted)
+        one.nvlinks_to(|peer| Some(*peer) == wanted)
     };
     to(a, b).min(to(b, a))
 }

@@ -145,6 +145,11 @@ impl Gpu {
         active.filter_map(|link| link.gb_per_s).min_by(f64::total_cmp)
     }
 
+    /// How many of its active NVLinks end at what is wanted.
+    pub(crate) fn nvlinks_to(&self, wanted: impl Fn(&NvLinkPeer) -> bool) -> usize {
+        self.nvlinks.iter().filter(|link| link.active && wanted(&link.peer)).count()
+    }
+
     /// Counts its active NVLinks.
     pub(super) fn active_nvlinks(&self) -> NvLinkEnds {
         let mut ends = NvLinkEnds::default();

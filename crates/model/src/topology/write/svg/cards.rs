@@ -47,8 +47,8 @@ pub(super) fn gpu(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu) {
 
 /// A word in the upper right corner.
 fn badge(canvas: &mut Canvas, rect: &Rect, gpu: &Gpu, display: bool) {
-    let to_cpu = gpu.nvlinks.iter().filter(|link| link.active && link.peer == NvLinkPeer::Cpu);
-    let words = match (display, gpu.mig_mode == Some(true), to_cpu.count()) {
+    let to_cpu = gpu.nvlinks_to(|peer| *peer == NvLinkPeer::Cpu);
+    let words = match (display, gpu.mig_mode == Some(true), to_cpu) {
         (true, ..) => "display".to_owned(),
         (_, true, _) => "MIG".to_owned(),
         (_, _, 0) => return,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::layout::{Layout, Rect};
 use super::widths::Widths;
 use super::{Canvas, MARGIN};
-use crate::topology::{Device, LinkKind, NvLink, NvLinkPeer, Topology};
+use crate::topology::{Device, LinkKind, NvLinkPeer, Topology};
 
 /// What was drawn.
 pub(super) struct Fabric {
@@ -35,10 +35,8 @@ pub(super) fn draw(
     }
     let joined: BTreeSet<u32> = pairs.iter().flat_map(|(a, b, _)| [*a, *b]).collect();
     let counts: BTreeSet<u8> = pairs.iter().map(|(_, _, links)| *links).collect();
-    let switched = topology
-        .gpus
-        .iter()
-        .any(|gpu| gpu.nvlinks.iter().any(|link| link.active && link.peer == NvLinkPeer::Switch));
+    let is_switch = |peer: &NvLinkPeer| *peer == NvLinkPeer::Switch;
+    let switched = topology.gpus.iter().any(|gpu| gpu.nvlinks_to(is_switch) > 0);
     // If all pairs have the same count, one bar is clearer than many arcs.
     let complete = pairs.len() == joined.len() * joined.len().saturating_sub(1) / 2;
     match (pairs.is_empty(), counts.first()) {
@@ -63,8 +61,7 @@ pub(super) fn draw_to_cpus(
 ) -> Option<(String, String)> {
     let mut names = BTreeSet::new();
     for (card, gpu) in layout.gpus.values() {
-        let links = |link: &&NvLink| link.active && link.peer == NvLinkPeer::Cpu;
-        let name = match gpu.nvlinks.iter().filter(links).count() {
+        let name = match gpu.nvlinks_to(|peer| *peer == NvLinkPeer::Cpu) {
             _ if gpu.c2c.is_some() => "NVLink-C2C to the CPU".to_owned(),
             0 => continue,
             1 => "an NVLink to the CPU".to_owned(),
