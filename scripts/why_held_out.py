@@ -16,6 +16,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -173,6 +174,10 @@ def native_jobs(folder, base):
     rustc = ["rustc", "--edition", "2024", "-C", "debuginfo=line-tables-only"]
     rustc += ["--extern", f"cuda_cluster={library / 'libcuda_cluster.rlib'}"]
     rustc += ["-L", f"dependency={library / 'deps'}", str(folder / "native_jobs.rs")]
+    # Where build scripts have found or made libraries in C.
+    for said in library.glob("build/*/output"):
+        found = (line.removeprefix("cargo:rustc-link-search=") for line in said.read_text().splitlines())
+        rustc += [f"-L{place}" for place in found if place.startswith("native=")]
     subprocess.run([*rustc, "-o", f"{built}/native_jobs"], check=True)
     return f"{built}/native_jobs"
 
@@ -216,7 +221,7 @@ def held_out(job, how, more):
     verdict = answer["verdict"]
     right_odd = sorted(verdict.get("odd", [])) == sorted(how["odd"])
     seen = places(answer) + verdict["text"]
-    right_place = any(f"in {p}" in seen or f".{p}" in seen for p in how["place"])
+    right_place = any(re.search(rf"\b{re.escape(p)}\b", seen) for p in how["place"])
     return code, (right_odd, right_place, verdict["cause"], verdict["text"], answer)
 
 

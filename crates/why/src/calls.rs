@@ -83,10 +83,11 @@ const NATIVE_COLLECTIVES: [(&str, &[&str]); 3] = [
     ("nvshmem_", &["barrier_all", "finalize", "init", "init_thread", "sync_all"]),
 ];
 
-/// MPI's waits for a message, without `MPI_`.
-const MESSAGES: [&str; 12] = [
-    "Mprobe", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Wait", "Waitall", "Waitany",
-    "Waitsome", "Bsend",
+/// MPI's waits for another rank's message, or for its part of one-sided communication, without `MPI_`.
+const MESSAGES: [&str; 22] = [
+    "Bsend", "Buffer_detach", "Mprobe", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend",
+    "Wait", "Waitall", "Waitany", "Waitsome", "Win_complete", "Win_flush", "Win_flush_all",
+    "Win_lock", "Win_lock_all", "Win_start", "Win_unlock", "Win_unlock_all", "Win_wait",
 ];
 
 /// Frames that are looked at, from the innermost.
@@ -110,9 +111,11 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
 
 /// The wait for a message that a line of Python is in, of a library that asks again and again.
 pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
-    const CALLS: [&str; 18] = [
-        "Bsend", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Wait", "Waitall",
-        "Waitany", "probe", "recv", "send", "sendrecv", "ssend", "wait", "waitall", "waitany",
+    const CALLS: [&str; 28] = [
+        "Bsend", "Complete", "Detach_buffer", "Flush", "Flush_all", "Lock", "Lock_all", "Probe",
+        "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Start", "Unlock", "Unlock_all", "Wait",
+        "Waitall", "Waitany", "Waitsome", "probe", "recv", "send", "sendrecv", "ssend", "wait",
+        "waitall", "waitany",
     ];
     let code = thread.frames.first()?.code.as_deref()?;
     CALLS.into_iter().find(|name| code.contains(&format!(".{name}(")))
@@ -227,6 +230,11 @@ pub(crate) fn pool_worker(thread: &Thread) -> Option<bool> {
     Some(inner.is_some_and(|one| {
         one.file.ends_with("multiprocessing/queues.py") && name_of(one) == "get"
     }))
+}
+
+/// Whether a thread takes a pool's results from its processes.
+pub(crate) fn takes_results(thread: &Thread) -> bool {
+    thread.frames.iter().any(|one| is_pool(one) && name_of(one) == "_handle_results")
 }
 
 /// Whether a thread hands out a pool's tasks, and is not waiting for some.

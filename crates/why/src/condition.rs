@@ -109,6 +109,12 @@ pub struct Condition {
 }
 
 impl Condition {
+    /// Whether it sleeps for less than a second, as who asks again and again does.
+    pub(crate) fn asks_again(&self) -> bool {
+        let asleep = self.left_ms.zip(self.for_ms).map(|(left, so_far)| left + so_far);
+        self.kind == Kind::Sleeps && asleep.is_some_and(|all| all < 1_000)
+    }
+
     /// Nothing is known but a text.
     pub(crate) fn plain(pid: u32, text: String) -> Self {
         Self {

@@ -282,8 +282,16 @@ pub struct Call {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Waits {
-    /// A lock or a condition in memory. `shared` if other processes may have it mapped.
-    Lock { address: u64, shared: bool, timed: bool, holder: Option<u32> },
+    /// A lock or a condition in memory. `shared` if other processes may have it mapped; `sharers`
+    /// are those that do, if all that may could be seen.
+    Lock {
+        address: u64,
+        shared: bool,
+        timed: bool,
+        holder: Option<u32>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sharers: Option<Vec<Holder>>,
+    },
     /// A descriptor, to read from it or to write to it.
     Descriptor { end: End, writes: bool },
     /// One of several descriptors; `timed` if not for ever.

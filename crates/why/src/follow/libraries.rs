@@ -21,9 +21,13 @@ impl Walk<'_> {
         if workers.is_empty() || workers.iter().any(|(idle, _)| !idle) {
             return None;
         }
+        let lost = if process.threads.iter().any(calls::takes_results) {
+            "the one that had the task is gone, perhaps killed"
+        } else {
+            "the pool's thread that takes results has ended"
+        };
         let text = format!(
-            "waits for a result of a pool, and all of its {} processes wait for tasks: the one that \
-             had the task is gone, perhaps killed",
+            "waits for a result of a pool, and all of its {} processes wait for tasks: {lost}",
             workers.len()
         );
         let since = workers.iter().map(|(_, main)| *main).chain([thread]);

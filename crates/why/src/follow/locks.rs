@@ -5,7 +5,7 @@
 use super::{Visited, WORK, Walk};
 use crate::calls;
 use crate::condition::{Condition, Kind, is_long};
-use crate::evidence::{Frame, Process, Thread, Waits};
+use crate::evidence::{Frame, Holder, Process, Thread, Waits};
 
 impl<'a> Walk<'a> {
     /// A lock of this process: who could release it?
@@ -63,8 +63,24 @@ impl<'a> Walk<'a> {
         &self,
         process: &'a Process,
         thread: &'a Thread,
+        sharers: Option<&[Holder]>,
         visited: &mut Visited,
     ) -> Condition {
+        let lock = |one: &Thread| {
+            let waits = one.call.as_ref().map(|call| &call.waits);
+            one.waits_begun == 0 && matches!(waits, Some(Waits::Lock { timed: false, .. }))
+        };
+        let ever = |process: &Process| process.threads.iter().all(lock);
+        let own = |holder: &Holder| holder.rank.as_deref() == Some(self.rank);
+        let all = |holders: &[Holder]| {
+            let process = |holder: &Holder| self.evidence.process(holder.pid);
+            holders.iter().all(|one| own(one) && process(one).is_some_and(ever))
+        };
+        if ever(process) && sharers.is_some_and(all) {
+            let text = "waits for a lock of several processes, and none of those that share it can \
+                        release it: who had it may have ended";
+            return self.at(process, Some(thread), Kind::Deadlock, text.to_owned());
+        }
         let children = self.children.get(&process.pid).into_iter().flatten();
         for child in children {
             let waits = child.threads.iter().all(waits_for_a_lock);

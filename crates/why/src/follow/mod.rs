@@ -20,6 +20,9 @@ use crate::evidence::{
 /// The percentage of a CPU from which a thread works.
 const WORK: u64 = 20;
 
+/// Pages that come back from swap in a second, from which a process waits for them.
+const SWAPPING: u64 = 100;
+
 /// What a rank is doing.
 pub(crate) fn of(evidence: &Evidence, rank: &Rank) -> Condition {
     let gone = |text: String| Condition {
@@ -188,12 +191,19 @@ impl<'a> Walk<'a> {
         let full = group.and_then(|group| group.memory_pressure).unwrap_or(0.0);
         let slowed = ["mem_cgroup_handle_over_high", "mem_cgroup_oom", "swap"];
         let slowed = slowed.iter().any(|word| kernel.contains(word));
-        if slowed || process.major_faults > 20 && full > 20.0 {
+        // Pages that it needs come back from a disk all the time, as many as a slow one can give.
+        let faults = process.major_faults * 1000 / self.evidence.interval_ms.max(1);
+        let swaps = process.swapped_bytes > 0 && faults >= SWAPPING;
+        if slowed || swaps || process.major_faults > 20 && full > 20.0 {
             let limit = group.and_then(|group| group.memory_limit_bytes);
             let limit = limit.map_or(String::new(), |it| format!(" (limit {} MiB)", it >> 20));
+            let what = match process.swapped_bytes >> 20 {
+                0 => "some".to_owned(),
+                swapped => format!("pages of it from swap ({swapped} MiB are there)"),
+            };
             return Some((
                 Kind::Memory,
-                format!("has too little memory{limit}, and waits for some"),
+                format!("has too little memory{limit}, and waits for {what}"),
             ));
         }
         let limit = group.and_then(|group| group.cpu_limit);
@@ -214,7 +224,10 @@ impl<'a> Walk<'a> {
             return None;
         }
         let (name, file) = file_of(thread);
-        Some((Kind::File, format!("is in {name}{file}, which does not return")))
+        // Who changes a file system waits there until it is thawed, `sb_start_write`.
+        let frozen = kernel.contains("percpu_rwsem_wait") && !file.is_empty();
+        let perhaps = if frozen { ": the file system may be frozen (fsfreeze)" } else { "" };
+        Some((Kind::File, format!("is in {name}{file}, which does not return{perhaps}")))
     }
 
     /// Whether a thread that could run has had no more than its control group may, which has waited
@@ -231,13 +244,18 @@ impl<'a> Walk<'a> {
     fn waits(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
         let at = |kind, text| self.at(process, Some(thread), kind, text);
         let Some(call) = &thread.call else {
+            if thread.kernel.as_deref().is_some_and(|kernel| kernel.contains("userfault")) {
+                return self.page(process, thread, visited);
+            }
             return at(Kind::Unknown, "waits, and the kernel does not say for what".to_owned());
         };
         match &call.waits {
             Waits::Lock { shared: false, holder, timed, .. } => {
                 self.lock(process, thread, *holder, *timed, visited)
             }
-            Waits::Lock { .. } => self.shared_lock(process, thread, visited),
+            Waits::Lock { sharers, .. } => {
+                self.shared_lock(process, thread, sharers.as_deref(), visited)
+            }
             Waits::Descriptor { end, writes } => {
                 self.ends(process, thread, std::slice::from_ref(end), *writes, visited)
             }
@@ -284,6 +302,21 @@ impl<'a> Walk<'a> {
                 Condition { open, ..at(Kind::File, format!("is in {name}{file}")) }
             }
             Waits::Unknown => at(Kind::Unknown, format!("waits in {}", call.name)),
+        }
+    }
+
+    /// A page of memory that its own threads or a child provide, userfaultfd(2).
+    fn page(&self, process: &'a Process, thread: &'a Thread, visited: &mut Visited) -> Condition {
+        let text = "waits for a page of its memory that another has to provide (userfaultfd)";
+        let children = self.children.get(&process.pid).into_iter().flatten();
+        let mut alive = children.filter(|child| child.state != State::Zombie);
+        match alive.find(|child| visited.insert(child.pid)) {
+            Some(child) => {
+                let found = self.process(child, visited);
+                let found = Condition { text: format!("{text}: it {}", found.text), ..found };
+                self.through(process, thread, found)
+            }
+            None => self.at(process, Some(thread), Kind::Unknown, text.to_owned()),
         }
     }
 

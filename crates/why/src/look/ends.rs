@@ -171,6 +171,12 @@ impl Ends<'_> {
         found.into_iter().collect()
     }
 
+    /// Who else has the memory at an address, where processes may share it.
+    pub(super) fn sharers(&self, address: u64) -> Option<Vec<Holder>> {
+        let sharers = super::shared::sharers(self.pid, address)?;
+        Some(sharers.into_iter().map(|pid| self.holder(pid)).collect())
+    }
+
     fn holder(&self, pid: u32) -> Holder {
         Holder { pid, rank: self.ranks.get(&pid).cloned() }
     }

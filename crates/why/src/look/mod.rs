@@ -17,6 +17,7 @@ mod procfs;
 pub mod profile;
 mod python;
 pub mod ras;
+mod shared;
 mod sockets;
 mod waits;
 

@@ -171,6 +171,7 @@ impl Asked<'_> {
             shared: operation & PRIVATE == 0,
             timed: timeout != 0,
             holder: self.holder(address, command == LOCK_PI),
+            sharers: (operation & PRIVATE == 0).then(|| self.ends.sharers(address)).flatten(),
         }
     }
 

@@ -6,6 +6,7 @@
 //! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
 //! end ([`Condition::open`]).
 
+mod apart;
 mod kernel;
 mod queued;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::condition::{Condition, Kind};
 use crate::condition::{LONG_SLEEP_MS, is_long, short};
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Tasks};
 use crate::follow::of;
 
 /// How a job stands.
@@ -74,7 +75,10 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let all: BTreeMap<String, Condition> = found.collect();
     let order: Vec<&String> = evidence.ranks.iter().map(|rank| &rank.name).collect();
     let waits = |kind| matches!(kind, Kind::Collective | Kind::Peer);
-    let roots = || all.values().filter(|it| !waits(it.kind) && it.kind != Kind::Idle);
+    let own = || all.values().filter(|it| !waits(it.kind) && it.kind != Kind::Idle);
+    // Who sleeps for a moment may ask again and again whether another one is ready.
+    let asks = own().any(may_be_asked) && own().any(Condition::asks_again);
+    let roots = || own().filter(|it| !asks || !it.asks_again());
     let lives = roots().any(|root| root.kind != Kind::Gone);
     let waiting = all.values().any(|condition| waits(condition.kind));
     // Who has ended while others work has finished.
@@ -82,10 +86,24 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     let cause = roots().filter(counts).map(|condition| condition.kind).min();
     let works = roots().any(|root| matches!(root.kind, Kind::Works | Kind::Device));
     let root = roots().find(|condition| Some(condition.kind) == cause);
+    // A worker of an engine does something now and then, whatever its tasks wait for.
+    let waits_for_tasks = |tasks: &Tasks| tasks.unplaced > 0 && tasks.placed.is_empty();
+    let cause = cause.filter(|cause| {
+        let in_task = root.is_some_and(|root| root.in_task);
+        *cause != Kind::Works || in_task || !evidence.tasks.as_ref().is_some_and(waits_for_tasks)
+    });
+    let root = root.filter(|_| cause.is_some());
     let (standing, cause, odd, why) = match (cause, &evidence.tasks) {
         (Some(cause), _) => {
             let odd = named(&order, &all, |condition| condition.kind == cause);
+
             let standing = root.map_or(Standing::CannotTell, |root| by_root(root, waiting, works));
+            // They may do something else than ask.
+            let ends = !asks || matches!(cause, Kind::Gone | Kind::Stopped | Kind::Deadlock);
+            let standing = match standing {
+                Standing::Stalled if !ends => Standing::Waiting,
+                _ => standing,
+            };
             (standing, Some(cause), odd, String::new())
         }
         (None, Some(tasks)) => queued::alone(tasks),
@@ -93,7 +111,13 @@ pub fn judge(evidence: &Evidence) -> Verdict {
             let why = "each waits for requests, and what is queued is not read here".to_owned();
             (Standing::CannotTell, None, Vec::new(), why)
         }
-        (None, None) if waiting => among_themselves(&order, &all),
+        (None, None) if waiting => {
+            let (standing, cause, odd, why) = among_themselves(&order, &all);
+            match cause {
+                Some(Kind::Peer) => (standing, cause, apart::elsewhere(evidence, odd), why),
+                _ => (standing, cause, odd, why),
+            }
+        }
         (None, None) => (Standing::Idle, None, Vec::new(), String::new()),
     };
     let mut why: Vec<String> = [why].into_iter().filter(|why| !why.is_empty()).collect();
@@ -101,6 +125,10 @@ pub fn judge(evidence: &Evidence) -> Verdict {
         // Who has nothing of its own to show was named with its task.
         let odd = if root.is_some() { odd.as_slice() } else { &[] };
         why.extend(queued::beside(tasks, odd, root));
+    }
+    if waiting {
+        why.extend(apart::unread(evidence, &odd, &all));
+        why.extend(apart::lacking(evidence, &odd));
     }
     let said = kernel::said(evidence);
     let unexplained = odd.is_empty() && matches!(standing, Standing::Stalled | Standing::Waiting);
@@ -117,6 +145,12 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     );
     let confidence = if certain { Confidence::Certain } else { Confidence::Likely };
     Verdict { standing, cause, confidence, odd, text, groups }
+}
+
+/// Whether others may ask again and again for what one in this condition will do.
+fn may_be_asked(condition: &Condition) -> bool {
+    let works = matches!(condition.kind, Kind::Works | Kind::Device | Kind::Deadlock);
+    works || condition.kind > Kind::Sleeps && is_long(condition.for_ms) && !soon(condition)
 }
 
 /// How a job stands of which a rank is in this condition.
@@ -381,7 +415,7 @@ mod tests {
     #[test]
     fn a_wait_that_ends_soon_by_itself_is_no_stall() {
         let waits = |timed, left_ms| {
-            let lock = Waits::Lock { address: 1, shared: false, timed, holder: None };
+            let lock = Waits::Lock { address: 1, shared: false, timed, holder: None, sharers: None };
             let mut thread = waits(lock, "main");
             thread.call.as_mut().expect("it waits").left_ms = left_ms;
             // Another thread, of which nothing is known, may wake it.
@@ -444,7 +478,7 @@ mod tests {
     /// One of each condition that a single thread can be in.
     fn any_thread() -> impl Strategy<Value = Thread> {
         let peer = End::Connection(0);
-        let lock = Waits::Lock { address: 1, shared: false, timed: false, holder: Some(7) };
+        let lock = Waits::Lock { address: 1, shared: false, timed: false, holder: Some(7), sharers: None };
         prop_oneof![
             Just(works()),
             Just(collective("all_reduce")),

@@ -33,6 +33,10 @@ pub(super) fn alone(tasks: &Tasks) -> Found {
         let standing = if paused.is_some() { Standing::Waiting } else { Standing::CannotTell };
         return (standing, paused.map(|_| Kind::Memory), vec![task.rank.clone()], text);
     }
+    if let Some(Paused { rank, why }) = tasks.paused.first().filter(|_| tasks.unplaced > 0) {
+        let text = format!("{rank} {why}");
+        return (Standing::Waiting, Some(Kind::Memory), vec![rank.clone()], text);
+    }
     if tasks.unplaced > 0 {
         let long = tasks.held.iter().all(|held| is_long(held.for_ms));
         let standing = if long { Standing::Stalled } else { Standing::Waiting };

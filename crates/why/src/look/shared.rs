@@ -1,0 +1,83 @@
+//! Who has a piece of memory that processes share: by the file that is mapped there, `/proc/PID/maps`.
+//!
+//! *Invariant:* no process of the same user that began later is left out: where one can't be seen,
+//! nothing is said.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+
+use super::procfs::{Stat, numbers};
+
+/// The processes that have in memory what a process has at an address, without itself; `None` if
+/// nobody may share it, or if one that may can't be seen.
+pub(super) fn sharers(pid: u32, address: u64) -> Option<Vec<u32>> {
+    let own = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let file = own.lines().find_map(|line| mapped(line, address))?;
+    let (user, own_begin) = (user(pid)?, begun(pid)?);
+    let mut found = Vec::new();
+    for other in numbers::<u32>("/proc").filter(|other| *other != pid) {
+        match fs::read_to_string(format!("/proc/{other}/maps")) {
+            Ok(maps) if maps.lines().any(|line| shared(line) == Some(file)) => found.push(other),
+            Ok(_) => {}
+            // Another user's would need its name and a right to it, an older one its name.
+            Err(_) if self::user(other).is_none_or(|other| other != user) => {}
+            Err(_) if begun(other).is_none_or(|begun| begun < own_begin) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(found)
+}
+
+fn user(pid: u32) -> Option<u32> {
+    fs::metadata(format!("/proc/{pid}")).ok().map(|folder| folder.uid())
+}
+
+/// When a process began, in the kernel's ticks; `None` if it has ended.
+fn begun(pid: u32) -> Option<u64> {
+    Stat::read(&format!("/proc/{pid}/stat"))?.field(22)
+}
+
+/// The file's device and number there, of a line of shared memory:
+/// `7f…000-7f…000 rw-s 00000000 00:1a 1234   /dev/shm/sem.x (deleted)`.
+fn shared(line: &str) -> Option<(&str, &str)> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    let is_shared = words.next()?.ends_with('s');
+    let mut words = words.skip(1);
+    Some((words.next()?, words.next()?)).filter(|_| is_shared)
+}
+
+/// The file of a line that has this address.
+fn mapped(line: &str, address: u64) -> Option<(&str, &str)> {
+    let (begin, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+    let hexadecimal = |text| u64::from_str_radix(text, 16).ok();
+    let range = hexadecimal(begin)?..hexadecimal(end)?;
+    range.contains(&address).then(|| shared(line)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_shared_memory_names_its_file() {
+        let line = "7f10-7f20 rw-s 00000000 00:1a 1234    /dev/shm/sem.x (deleted)";
+        assert_eq!(mapped(line, 0x7f10), Some(("00:1a", "1234")));
+        assert_eq!(mapped(line, 0x7f20), None, "behind it");
+        assert_eq!(mapped(&line.replace("rw-s", "rw-p"), 0x7f10), None, "a copy of its own");
+        assert_eq!(mapped("", 0x7f10), None);
+    }
+
+    #[test]
+    fn memory_that_nobody_else_has_has_no_sharers() {
+        let pid = std::process::id();
+        let path = std::env::temp_dir().join(format!("sharers-{pid}"));
+        let mut options = fs::File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path).expect("a file");
+        fs::remove_file(&path).expect("it was there");
+        file.set_len(1).expect("a byte");
+        let map = memmap2::MmapRaw::map_raw(&file).expect("shared memory");
+        assert_eq!(sharers(pid, map.as_ptr() as u64), Some(Vec::new()));
+        let own = 0_u8;
+        assert_eq!(sharers(pid, (&raw const own) as u64), None, "it is not shared");
+    }
+}
