@@ -85,9 +85,28 @@ const NATIVE_COLLECTIVES: [(&str, &[&str]); 3] = [
 
 /// MPI's waits for another rank's message, or for its part of one-sided communication, without `MPI_`.
 const MESSAGES: [&str; 22] = [
-    "Bsend", "Buffer_detach", "Mprobe", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend",
-    "Wait", "Waitall", "Waitany", "Waitsome", "Win_complete", "Win_flush", "Win_flush_all",
-    "Win_lock", "Win_lock_all", "Win_start", "Win_unlock", "Win_unlock_all", "Win_wait",
+    "Bsend",
+    "Buffer_detach",
+    "Mprobe",
+    "Probe",
+    "Recv",
+    "Rsend",
+    "Send",
+    "Sendrecv",
+    "Ssend",
+    "Wait",
+    "Waitall",
+    "Waitany",
+    "Waitsome",
+    "Win_complete",
+    "Win_flush",
+    "Win_flush_all",
+    "Win_lock",
+    "Win_lock_all",
+    "Win_start",
+    "Win_unlock",
+    "Win_unlock_all",
+    "Win_wait",
 ];
 
 /// Frames that are looked at, from the innermost.
@@ -112,10 +131,34 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
 /// The wait for a message that a line of Python is in, of a library that asks again and again.
 pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
     const CALLS: [&str; 28] = [
-        "Bsend", "Complete", "Detach_buffer", "Flush", "Flush_all", "Lock", "Lock_all", "Probe",
-        "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Start", "Unlock", "Unlock_all", "Wait",
-        "Waitall", "Waitany", "Waitsome", "probe", "recv", "send", "sendrecv", "ssend", "wait",
-        "waitall", "waitany",
+        "Bsend",
+        "Complete",
+        "Detach_buffer",
+        "Flush",
+        "Flush_all",
+        "Lock",
+        "Lock_all",
+        "Probe",
+        "Recv",
+        "Rsend",
+        "Send",
+        "Sendrecv",
+        "Ssend",
+        "Start",
+        "Unlock",
+        "Unlock_all",
+        "Wait",
+        "Waitall",
+        "Waitany",
+        "Waitsome",
+        "probe",
+        "recv",
+        "send",
+        "sendrecv",
+        "ssend",
+        "wait",
+        "waitall",
+        "waitany",
     ];
     let code = thread.frames.first()?.code.as_deref()?;
     CALLS.into_iter().find(|name| code.contains(&format!(".{name}(")))

@@ -163,3 +163,17 @@ fn what_was_saved_before_there_were_queues_is_read_as_it_was() {
     let old: Evidence = serde_json::from_str(&text).expect("read");
     assert_eq!(judge(&old).standing, Standing::CannotTell);
 }
+
+#[test]
+fn a_thread_of_the_workers_own_that_wakes_up_for_a_moment_explains_no_lock() {
+    let lock =
+        || Waits::Lock { address: 1, shared: false, timed: false, holder: None, sharers: None };
+    let tasks = Tasks { placed: vec![placed(true)], waiting: 1, ..Tasks::default() };
+    let mut job = cluster(Some(thread(lock())), tasks);
+    let wakes = |cpu_ms| Thread { tid: 302, state: State::Running, cpu_ms, ..Thread::default() };
+    job.processes[2].threads.push(wakes(5));
+    let (standing, cause, odd, _) = told(&job);
+    assert_eq!((standing, cause, &*odd), (Standing::Stalled, Some(Kind::Lock), "gpu1"));
+    job.processes[2].threads[2] = wakes(300);
+    assert_eq!(told(&job).1, Some(Kind::Works), "it may be one of the task's");
+}

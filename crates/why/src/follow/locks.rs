@@ -39,7 +39,12 @@ impl<'a> Walk<'a> {
             let text = format!("waits for its {}, which {}", named(process, next), then.text);
             return Condition { text, ..then };
         }
-        if let Some(busy) = threads().find(|one| fresh(one) && self.runs(one)) {
+        // Those with which a worker of an engine watches itself wake up for a moment now and then.
+        let busy = |one: &&Thread| {
+            let works = self.share(one) >= WORK;
+            fresh(one) && (works || self.runs(one) && !self.evidence.serves)
+        };
+        if let Some(busy) = threads().find(busy) {
             let (name, share) = (named(process, busy), self.share(busy));
             let text = format!("waits for its {name}, which uses {share} % of a CPU");
             return self.at(process, Some(thread), Kind::Works, text);

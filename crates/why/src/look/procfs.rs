@@ -158,6 +158,8 @@ fn group(pid: u32) -> Option<Group> {
     if let Some(before) = before {
         group.throttled_us = group.throttled_us.max(before.throttled_us);
         group.cpu_limit = group.cpu_limit.or(before.cpu_limit);
+        group.memory_bytes = group.memory_bytes.or(before.memory_bytes);
+        group.memory_limit_bytes = group.memory_limit_bytes.or(before.memory_limit_bytes);
         if before.frozen == Some(true) {
             group = Group { frozen: before.frozen, path: before.path, ..group };
         }
@@ -187,6 +189,14 @@ fn first_version(text: &str) -> Option<Group> {
         group.cpu_limit =
             limit.map(|(quota_us, period_us)| CpuLimit { quota_us, period_us, throttled });
         group.throttled_us = named::<u64>(&stat, "throttled_time").unwrap_or(0) / 1000;
+        group.path = path;
+    }
+    if let Some((folder, path)) = folder("memory") {
+        let number = |file| read(&folder, file).and_then(|text| first(&text));
+        group.memory_bytes = number("memory.usage_in_bytes");
+        // Without a limit it is the largest number of pages.
+        group.memory_limit_bytes =
+            number("memory.limit_in_bytes").filter(|limit| *limit < u64::MAX >> 2);
         group.path = path;
     }
     if let Some((folder, path)) = folder("freezer") {

@@ -5,24 +5,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::condition::Condition;
-use crate::evidence::{Evidence, State, Thread};
+use crate::evidence::{Evidence, Frame, State, Thread};
 
 /// Those of these ranks that are not where most ranks are, by the functions that their main threads
-/// are in; all of them, if that tells nobody apart.
-pub(super) fn elsewhere(evidence: &Evidence, among: Vec<String>) -> Vec<String> {
-    let places: BTreeMap<&str, Vec<(&str, &str)>> = evidence
-        .ranks
-        .iter()
-        .filter_map(|rank| Some((rank.name.as_str(), functions(main(evidence, &rank.name)?))))
-        .collect();
-    let most = places.values().find(|one| {
-        let there = places.values().filter(|other| other == one).count();
-        !one.is_empty() && there * 2 > places.len()
+/// are in, with the line where each has left the others' way; all of them, without a line, if that
+/// tells nobody apart.
+pub(super) fn elsewhere(evidence: &Evidence, among: Vec<String>) -> Vec<(String, Option<&Frame>)> {
+    let frames = |name: &str| main(evidence, name).map_or(&[][..], |main| &main.frames);
+    let ways: Vec<Vec<Function<'_>>> =
+        evidence.ranks.iter().map(|rank| functions(frames(&rank.name))).collect();
+    let most = ways.iter().find(|one| {
+        !one.is_empty() && ways.iter().filter(|other| other == one).count() * 2 > ways.len()
     });
-    let Some(most) = most else { return among };
-    let (there, apart): (Vec<String>, Vec<String>) =
-        among.into_iter().partition(|name| places.get(name.as_str()) == Some(most));
-    if apart.is_empty() { there } else { apart }
+    let left = |name: &str| {
+        let most = most.filter(|most| functions(frames(name)) != **most)?;
+        frames(name).iter().find(|frame| !most.contains(&function(frame)))
+    };
+    let found: Vec<_> = among.into_iter().map(|name| (left(&name), name)).collect();
+    let apart = found.iter().any(|(left, _)| left.is_some());
+    let found = found.into_iter().filter(|(left, _)| left.is_some() || !apart);
+    found.map(|(left, name)| (name, left)).collect()
 }
 
 /// The thread that a rank began with.
@@ -31,9 +33,15 @@ fn main<'a>(evidence: &'a Evidence, rank: &str) -> Option<&'a Thread> {
     evidence.process(rank.pid?)?.threads.first()
 }
 
-/// The functions that a thread is in. Their lines differ in what all do alike, too.
-fn functions(thread: &Thread) -> Vec<(&str, &str)> {
-    thread.frames.iter().map(|frame| (frame.file.as_str(), frame.function.as_str())).collect()
+/// The file and the function of a frame. Lines differ in what all do alike, too.
+type Function<'a> = (&'a str, &'a str);
+
+fn function(frame: &Frame) -> Function<'_> {
+    (&frame.file, &frame.function)
+}
+
+fn functions(frames: &[Frame]) -> Vec<Function<'_>> {
+    frames.iter().map(function).collect()
 }
 
 /// What of these ranks have sent to whom they wait for, and lies there unread.

@@ -6,17 +6,18 @@
 //! lasted for `PATIENCE_MS` in which nobody of the job ran, and that nobody is known to be able to
 //! end ([`Condition::open`]).
 
+mod among;
 mod apart;
 mod kernel;
 mod queued;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::condition::{Condition, Kind};
 use crate::condition::{LONG_SLEEP_MS, is_long, short};
-use crate::evidence::{Evidence, Tasks};
+use crate::evidence::Evidence;
 use crate::follow::of;
 
 /// How a job stands.
@@ -72,52 +73,21 @@ pub struct Verdict {
 /// Judges.
 pub fn judge(evidence: &Evidence) -> Verdict {
     let found = evidence.ranks.iter().map(|rank| (rank.name.clone(), of(evidence, rank)));
-    let all: BTreeMap<String, Condition> = found.collect();
+    let mut all: BTreeMap<String, Condition> = found.collect();
     let order: Vec<&String> = evidence.ranks.iter().map(|rank| &rank.name).collect();
-    let waits = |kind| matches!(kind, Kind::Collective | Kind::Peer);
-    let own = || all.values().filter(|it| !waits(it.kind) && it.kind != Kind::Idle);
-    // Who sleeps for a moment may ask again and again whether another one is ready.
-    let asks = own().any(may_be_asked) && own().any(Condition::asks_again);
-    let roots = || own().filter(|it| !asks || !it.asks_again());
-    let lives = roots().any(|root| root.kind != Kind::Gone);
-    let waiting = all.values().any(|condition| waits(condition.kind));
-    // Who has ended while others work has finished.
-    let counts = |root: &&Condition| root.kind != Kind::Gone || waiting && !lives;
-    let cause = roots().filter(counts).map(|condition| condition.kind).min();
-    let works = roots().any(|root| matches!(root.kind, Kind::Works | Kind::Device));
-    let root = roots().find(|condition| Some(condition.kind) == cause);
-    // A worker of an engine does something now and then, whatever its tasks wait for.
-    let waits_for_tasks = |tasks: &Tasks| tasks.unplaced > 0 && tasks.placed.is_empty();
-    let cause = cause.filter(|cause| {
-        let in_task = root.is_some_and(|root| root.in_task);
-        *cause != Kind::Works || in_task || !evidence.tasks.as_ref().is_some_and(waits_for_tasks)
-    });
-    let root = root.filter(|_| cause.is_some());
-    let (standing, cause, odd, why) = match (cause, &evidence.tasks) {
-        (Some(cause), _) => {
-            let odd = named(&order, &all, |condition| condition.kind == cause);
-
-            let standing = root.map_or(Standing::CannotTell, |root| by_root(root, waiting, works));
-            // They may do something else than ask.
-            let ends = !asks || matches!(cause, Kind::Gone | Kind::Stopped | Kind::Deadlock);
-            let standing = match standing {
-                Standing::Stalled if !ends => Standing::Waiting,
-                _ => standing,
-            };
-            (standing, Some(cause), odd, String::new())
+    let roots = Roots::of(evidence, &all);
+    let root = roots.first.as_ref();
+    let (standing, cause, odd, why) = match (root, &evidence.tasks) {
+        (Some(root), _) => {
+            let is = |one: &Condition| one.kind == root.kind && !roots.asks(one);
+            (roots.standing(root), Some(root.kind), named(&order, &all, is), String::new())
         }
         (None, Some(tasks)) => queued::alone(tasks),
         (None, None) if evidence.serves => {
             let why = "each waits for requests, and what is queued is not read here".to_owned();
             (Standing::CannotTell, None, Vec::new(), why)
         }
-        (None, None) if waiting => {
-            let (standing, cause, odd, why) = among_themselves(&order, &all);
-            match cause {
-                Some(Kind::Peer) => (standing, cause, apart::elsewhere(evidence, odd), why),
-                _ => (standing, cause, odd, why),
-            }
-        }
+        (None, None) if roots.waiting => among::themselves(evidence, &order, &mut all),
         (None, None) => (Standing::Idle, None, Vec::new(), String::new()),
     };
     let mut why: Vec<String> = [why].into_iter().filter(|why| !why.is_empty()).collect();
@@ -126,7 +96,7 @@ pub fn judge(evidence: &Evidence) -> Verdict {
         let odd = if root.is_some() { odd.as_slice() } else { &[] };
         why.extend(queued::beside(tasks, odd, root));
     }
-    if waiting {
+    if roots.waiting {
         why.extend(apart::unread(evidence, &odd, &all));
         why.extend(apart::lacking(evidence, &odd));
     }
@@ -147,10 +117,59 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     Verdict { standing, cause, confidence, odd, text, groups }
 }
 
-/// Whether others may ask again and again for what one in this condition will do.
-fn may_be_asked(condition: &Condition) -> bool {
-    let works = matches!(condition.kind, Kind::Works | Kind::Device | Kind::Deadlock);
-    works || condition.kind > Kind::Sleeps && is_long(condition.for_ms) && !soon(condition)
+/// What ranks do that do not wait for others.
+struct Roots {
+    /// That which explains the most.
+    first: Option<Condition>,
+    /// Whether others wait for them.
+    waiting: bool,
+    works: bool,
+    /// Whether others ask again and again for what one of them does or waits for.
+    asked: bool,
+}
+
+impl Roots {
+    fn of(evidence: &Evidence, all: &BTreeMap<String, Condition>) -> Self {
+        let waits = |it: &&Condition| matches!(it.kind, Kind::Collective | Kind::Peer);
+        let own = || all.values().filter(|it| !waits(it) && it.kind != Kind::Idle);
+        let mut roots = Self {
+            first: None,
+            waiting: all.values().any(|it| waits(&it)),
+            works: own().any(|it| matches!(it.kind, Kind::Works | Kind::Device)),
+            asked: own().any(Self::may_be_asked) && own().any(Condition::asks_again),
+        };
+        let own = || own().filter(|it| !roots.asks(it));
+        // Who has ended while others work has finished.
+        let lives = own().any(|it| it.kind != Kind::Gone);
+        let counts = |it: &&Condition| it.kind != Kind::Gone || roots.waiting && !lives;
+        let first = own().filter(counts).min_by_key(|it| it.kind);
+        // A worker of an engine does something now and then, whatever its tasks wait for.
+        let tasks = evidence.tasks.as_ref();
+        let none_runs = tasks.is_some_and(|it| it.unplaced > 0 && it.placed.is_empty());
+        let counts = |it: &&Condition| !(none_runs && it.kind == Kind::Works && !it.in_task);
+        roots.first = first.filter(counts).cloned();
+        roots
+    }
+
+    /// Whether others may ask again and again for what one in this condition will do.
+    fn may_be_asked(condition: &Condition) -> bool {
+        let does = matches!(condition.kind, Kind::Works | Kind::Device | Kind::Deadlock);
+        does || condition.kind > Kind::Sleeps && is_long(condition.for_ms) && !soon(condition)
+    }
+
+    /// Whether this one sleeps for a moment, to ask again.
+    fn asks(&self, condition: &Condition) -> bool {
+        self.asked && condition.asks_again()
+    }
+
+    fn standing(&self, root: &Condition) -> Standing {
+        let certain = matches!(root.kind, Kind::Gone | Kind::Stopped | Kind::Deadlock);
+        match by_root(root, self.waiting, self.works) {
+            // Those that ask may do something else as well.
+            Standing::Stalled if self.asked && !certain => Standing::Waiting,
+            standing => standing,
+        }
+    }
 }
 
 /// How a job stands of which a rank is in this condition.
@@ -189,70 +208,6 @@ fn soon(condition: &Condition) -> bool {
 }
 
 type Found = (Standing, Option<Kind>, Vec<String>, String);
-
-/// Nobody works, and all wait for others: in different operations, in a circle, or in one that
-/// does not end.
-fn among_themselves(order: &[&String], all: &BTreeMap<String, Condition>) -> Found {
-    let waiting = || all.values().filter(|it| matches!(it.kind, Kind::Collective | Kind::Peer));
-    // A rank that has just run may be about to go on.
-    let long = waiting().all(|one| is_long(one.for_ms));
-    let open = waiting().any(|one| one.open);
-    let standing = |open: bool| {
-        if long && !open { Standing::Stalled } else { Standing::Waiting }
-    };
-    let operations: BTreeSet<(Option<&String>, Option<&String>)> = waiting()
-        .filter(|one| one.kind == Kind::Collective)
-        .map(|one| (one.operation.as_ref(), one.place.as_ref()))
-        .collect();
-    let outside = named(order, all, |one| matches!(one.kind, Kind::Peer | Kind::Idle));
-    if !outside.is_empty() && !operations.is_empty() {
-        // Those in the operation may ask for its end again and again, as MPI's do.
-        let lasts = |one: &Condition| is_long(one.for_ms) && !soon(one);
-        let long = outside.iter().all(|name| all.get(name).is_some_and(lasts));
-        let standing = if long { Standing::Stalled } else { Standing::Waiting };
-        let why = "the others are in an operation that all have to call".to_owned();
-        let cause = outside.first().and_then(|name| all.get(name)).map(|one| one.kind);
-        return (standing, cause, outside, why);
-    }
-    if operations.is_empty() {
-        let why = "they wait for each other".to_owned();
-        return (standing(open), Some(Kind::Peer), circle(all), why);
-    }
-    let in_it = |(operation, place): &(Option<&String>, Option<&String>)| {
-        named(order, all, |one| {
-            one.operation.as_ref() == *operation && one.place.as_ref() == *place
-        })
-    };
-    if operations.len() > 1 {
-        let least = operations.iter().map(in_it).min_by_key(Vec::len).unwrap_or_default();
-        let why = "they wait in different operations, and each for all others".to_owned();
-        return (standing(false), Some(Kind::Collective), least, why);
-    }
-    let ranks = order.len();
-    let or = if open { ", or wait for one on another machine" } else { "" };
-    let why = format!(
-        "all {ranks} are in it, so it waits for somebody else: it may count more members than there \
-         are{or}, or a message was lost"
-    );
-    (standing(open), Some(Kind::Collective), Vec::new(), why)
-}
-
-/// Ranks that wait for each other in a circle; all that wait, if none is seen.
-fn circle(all: &BTreeMap<String, Condition>) -> Vec<String> {
-    let next = |name: &str| all.get(name).and_then(|it| it.on.first()).cloned();
-    for start in all.keys() {
-        let mut path = vec![start.clone()];
-        while let Some(name) = path.last().and_then(|last| next(last)) {
-            if let Some(at) = path.iter().position(|other| *other == name) {
-                let mut circle = path.split_off(at);
-                circle.sort();
-                return circle;
-            }
-            path.push(name);
-        }
-    }
-    all.keys().cloned().collect()
-}
 
 fn named(
     order: &[&String],
@@ -415,7 +370,8 @@ mod tests {
     #[test]
     fn a_wait_that_ends_soon_by_itself_is_no_stall() {
         let waits = |timed, left_ms| {
-            let lock = Waits::Lock { address: 1, shared: false, timed, holder: None, sharers: None };
+            let lock =
+                Waits::Lock { address: 1, shared: false, timed, holder: None, sharers: None };
             let mut thread = waits(lock, "main");
             thread.call.as_mut().expect("it waits").left_ms = left_ms;
             // Another thread, of which nothing is known, may wake it.
@@ -478,7 +434,8 @@ mod tests {
     /// One of each condition that a single thread can be in.
     fn any_thread() -> impl Strategy<Value = Thread> {
         let peer = End::Connection(0);
-        let lock = Waits::Lock { address: 1, shared: false, timed: false, holder: Some(7), sharers: None };
+        let lock =
+            Waits::Lock { address: 1, shared: false, timed: false, holder: Some(7), sharers: None };
         prop_oneof![
             Just(works()),
             Just(collective("all_reduce")),
