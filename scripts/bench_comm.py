@@ -1,10 +1,11 @@
 """Measures Dask's messages from worker to worker: `bench_comm.py TURNS [CANDIDATE ...]`.
 
 Candidates: tcp, direct, copied (direct, without mapped memory), fresh (direct, without memory that
-is used again), ucxx (distributed-ucxx with a thread for progress, its better mode). Each has a
-cluster of its own, all at the same time; they take turns with each single measurement, because the
-machine's speed changes by the second. The clock stops when the result of a task that needs the data
-on the other worker is back. Data are made before. Prints medians, the CPU time of the
+is used again), ucxx (distributed-ucxx with a thread for progress, its better mode), memcpy (nothing
+is sent: the worker that has the data copies them into new memory, the least for who copies). Each
+has a cluster of its own, all at the same time; they take turns with each single measurement,
+because the machine's speed changes by the second. The clock stops when the result of a task that
+needs the data on the other worker is back. Data are made before. Prints medians, the CPU time of the
 workers, and the ratios to the first candidate: medians of the ratios of each turn.
 
     bench_comm.py 9 tcp direct                          # worker to worker, two workers
@@ -48,6 +49,8 @@ ENVIRONMENT = {
     "direct": {},
     "copied": {"DASK_DISTRIBUTED__COMM__DIRECT__ROUTE": "copied"},
     "fresh": {"DASK_DISTRIBUTED__COMM__DIRECT__KEEP_MEMORY": "0"},
+    # New memory from the kernel each time, whatever the size.
+    "memcpy": {"MALLOC_MMAP_THRESHOLD_": str(32 << 10)},
     "ucxx": {"UCXPY_PROGRESS_MODE": "thread", "UCXPY_ENABLE_PYTHON_FUTURE": "1"},
 }
 
@@ -73,10 +76,16 @@ def read(*arrays):
     return sum(len(array) for array in arrays if numpy.bitwise_xor.reduce(array.view("u8")) >= 0)
 
 
+def copied(*arrays):
+    """Copies into memory that is new to the process."""
+    copies = [array.copy() for array in arrays]
+    return count(*copies)
+
+
 def move(client, workers, size, many, number, task):
     from distributed import wait
 
-    one, other = workers[:2]
+    one, other = workers[0], workers[0 if task is copied else 1]
     key = f"{size}-{many}-{number}"
     data = [
         client.submit(make, size, number * many + seed, workers=[one], key=f"make-{key}-{seed}")
@@ -164,15 +173,15 @@ def serve(candidate, workers):
     # UCX writes its warnings to standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    protocol = {"fresh": "direct", "copied": "direct"}.get(candidate, candidate)
+    protocol = {"fresh": "direct", "copied": "direct", "memcpy": "tcp"}.get(candidate, candidate)
     with cluster_of(protocol, workers) as client:
         names = sorted(client.scheduler_info(n_workers=-1)["workers"])
         for number, line in enumerate(sys.stdin):
             name, cpu = line.strip(), None
             if name in MOVES:
-                took, cpu = move(
-                    client, names, *MOVES[name], number, read if name.endswith("read") else count
-                )
+                task = read if name.endswith("read") else count
+                task = copied if candidate == "memcpy" else task
+                took, cpu = move(client, names, *MOVES[name], number, task)
             elif name in TASKS:
                 took = tasks(client, name)
             else:
