@@ -83,7 +83,7 @@ const NATIVE_COLLECTIVES: [(&str, &[&str]); 3] = [
     ("nvshmem_", &["barrier_all", "finalize", "init", "init_thread", "sync_all"]),
 ];
 
-/// MPI's waits for another rank's message, or for its part of one-sided communication, without `MPI_`.
+/// MPI's waits for another rank's message, or its part of one-sided communication, without `MPI_`.
 const MESSAGES: [&str; 22] = [
     "Bsend",
     "Buffer_detach",
@@ -216,16 +216,19 @@ pub(crate) fn place(thread: &Thread) -> Option<String> {
 
 /// The innermost frame of the program itself: neither Python's library nor an installed package.
 pub(crate) fn program(frames: &[Frame]) -> Option<&Frame> {
-    let own = |frame: &&Frame| {
-        let file = &frame.file;
-        !(file.contains("/site-packages/")
-            || file.contains("/dist-packages/")
-            || file.contains("/lib/python3")
-            || file.starts_with("<frozen "))
-    };
     // Libraries make functions from text, and `python -c` has nothing else.
-    let written = |frame: &&Frame| own(frame) && frame.file != "<string>";
+    let written = |frame: &&Frame| is_own(frame) && frame.file != "<string>";
+    let own = |frame: &&Frame| is_own(frame);
     frames.iter().find(written).or_else(|| frames.iter().find(own)).or(frames.first())
+}
+
+/// Whether a frame is of the program itself.
+pub(crate) fn is_own(frame: &Frame) -> bool {
+    let file = &frame.file;
+    !(file.contains("/site-packages/")
+        || file.contains("/dist-packages/")
+        || file.contains("/lib/python3")
+        || file.starts_with("<frozen "))
 }
 
 /// The name of a function: Python 3.11 says `World.all_reduce`, earlier ones `all_reduce`.

@@ -1,4 +1,5 @@
-//! Who has a piece of memory that processes share: by the file that is mapped there, `/proc/PID/maps`.
+//! Who has a piece of memory that processes share: by the file that is mapped there,
+//! `/proc/PID/maps`.
 //!
 //! *Invariant:* no process of the same user that began later is left out: where one can't be seen,
 //! nothing is said.

@@ -19,7 +19,10 @@ pub(super) fn themselves(
     let found = judged(order, all);
     let (standing, Some(Kind::Peer), odd, why) = found else { return found };
     let odd = apart::elsewhere(evidence, odd).into_iter().map(|(name, left)| {
-        if let Some((condition, left)) = all.get_mut(&name).zip(left) {
+        let rank = evidence.ranks.iter().find(|rank| rank.name == name);
+        // What a process of it does has a place there.
+        let condition = all.get_mut(&name).filter(|it| rank.and_then(|it| it.pid) == Some(it.pid));
+        if let Some((condition, left)) = condition.zip(left) {
             condition.place = Some(left.place());
             condition.code.clone_from(&left.code);
         }

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::calls;
 use crate::condition::Condition;
 use crate::evidence::{Evidence, Frame, State, Thread};
 
@@ -19,7 +20,8 @@ pub(super) fn elsewhere(evidence: &Evidence, among: Vec<String>) -> Vec<(String,
     });
     let left = |name: &str| {
         let most = most.filter(|most| functions(frames(name)) != **most)?;
-        frames(name).iter().find(|frame| !most.contains(&function(frame)))
+        let mut apart = frames(name).iter().filter(|frame| !most.contains(&function(frame)));
+        apart.find(|frame| calls::is_own(frame))
     };
     let found: Vec<_> = among.into_iter().map(|name| (left(&name), name)).collect();
     let apart = found.iter().any(|(left, _)| left.is_some());
