@@ -7,8 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use super::procfs::numbers;
+use super::shared::Shared;
 use super::sockets::Sockets;
 use crate::evidence::{Connection, End, Holder, Locked, NAMED_PIPE, is_a_device};
 
@@ -58,6 +60,8 @@ pub(super) struct Ends<'a> {
     pub(super) pid: u32,
     pub(super) holders: &'a Holders,
     pub(super) sockets: &'a Sockets,
+    /// Read when the first is asked for.
+    pub(super) shared: &'a OnceLock<Shared>,
     /// The rank of each process of the job.
     pub(super) ranks: &'a BTreeMap<u32, String>,
     /// Its sockets that are connections, in order: read once, because their places are told.
@@ -173,7 +177,7 @@ impl Ends<'_> {
 
     /// Who else has the memory at an address, where processes may share it.
     pub(super) fn sharers(&self, address: u64) -> Option<Vec<Holder>> {
-        let sharers = super::shared::sharers(self.pid, address)?;
+        let sharers = self.shared.get_or_init(Shared::look).sharers(self.pid, address)?;
         Some(sharers.into_iter().map(|pid| self.holder(pid)).collect())
     }
 

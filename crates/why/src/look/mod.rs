@@ -24,7 +24,7 @@ mod waits;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::evidence::{
@@ -34,6 +34,7 @@ use ends::{Ends, Holders};
 use native::{Images, Native, Sample as Sampled};
 use procfs::{Sample, Task};
 use python::{Files, Python, Stack};
+use shared::Shared;
 use sockets::Sockets;
 
 /// How long a look may take.
@@ -177,6 +178,7 @@ struct Scene {
     members: BTreeMap<u32, String>,
     holders: Holders,
     sockets: Sockets,
+    shared: OnceLock<Shared>,
     clocks: BTreeMap<usize, u64>,
     images: Images,
     /// Whether its processes are those of an engine, whose own code tells nobody anything.
@@ -188,6 +190,7 @@ impl Scene {
         Self {
             holders: Holders::look(),
             sockets: Sockets::look(members.keys().copied()),
+            shared: OnceLock::new(),
             clocks: procfs::clocks(),
             images: Images::default(),
             engine: false,
@@ -215,6 +218,7 @@ impl First {
             pid,
             holders: &scene.holders,
             sockets: &scene.sockets,
+            shared: &scene.shared,
             ranks: &scene.members,
             inodes: OnceCell::new(),
         };
