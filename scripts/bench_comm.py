@@ -76,7 +76,7 @@ def read(*arrays):
     return sum(len(array) for array in arrays if numpy.bitwise_xor.reduce(array.view("u8")) >= 0)
 
 
-def copied(*arrays):
+def copy(*arrays):
     """Copies into memory that is new to the process."""
     copies = [array.copy() for array in arrays]
     return count(*copies)
@@ -85,7 +85,7 @@ def copied(*arrays):
 def move(client, workers, size, many, number, task):
     from distributed import wait
 
-    one, other = workers[0], workers[0 if task is copied else 1]
+    one, other = workers[0], workers[0 if task is copy else 1]
     key = f"{size}-{many}-{number}"
     data = [
         client.submit(make, size, number * many + seed, workers=[one], key=f"make-{key}-{seed}")
@@ -180,7 +180,7 @@ def serve(candidate, workers):
             name, cpu = line.strip(), None
             if name in MOVES:
                 task = read if name.endswith("read") else count
-                task = copied if candidate == "memcpy" else task
+                task = copy if candidate == "memcpy" else task
                 took, cpu = move(client, names, *MOVES[name], number, task)
             elif name in TASKS:
                 took = tasks(client, name)

@@ -28,7 +28,7 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,7 +144,6 @@ MEETING = {
     "ray": RAY,
     "ray-environment": RAY,
 }
-
 
 #: How many processes of the framework itself stay when its program is killed, whoever started it: Ray's
 #: agents for the dashboard and for runtime environments.
@@ -354,32 +353,31 @@ def under_slurm(framework: str, program: str) -> Iterator[tuple[str, list[str]]]
     yield "srun (Slurm)", [*srun, *python]
 
 
-def resolve(nodes: Sequence[str]) -> None:
+def resolve_nodes() -> None:
     """Has the names of Slurm's nodes mean this machine, as a cluster's names mean its nodes: begins this
     program again with an `/etc/hosts` of its own."""
+    sys.path.insert(0, str(ROOT / "tests/python"))
+    from slurm import NODES as nodes
+
     with contextlib.suppress(socket.gaierror):
         for node in nodes:
             socket.getaddrinfo(node, None)
         return
     if os.geteuid() != 0:
         sys.exit(f"{', '.join(nodes)} are no names of this machine, and only root can give it some")
-    with tempfile.NamedTemporaryFile("w", prefix="ccp", dir="/tmp") as hosts:
+    with tempfile.NamedTemporaryFile("w", prefix="ccp", dir="/tmp", delete=False) as hosts:
         hosts.write(Path("/etc/hosts").read_text() + f"127.0.0.1 {' '.join(nodes)}\n")
-        hosts.flush()
-        inside = 'mount --bind "$0" /etc/hosts && "$@"'
-        again = ["unshare", "--mount", "sh", "-c", inside, hosts.name, sys.executable, *sys.argv]
-        sys.exit(subprocess.run(again).returncode)
+    inside = 'mount --bind "$0" /etc/hosts; failed=$?; rm "$0"; [ $failed = 0 ] && exec "$@"'
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", inside, hosts.name, sys.executable, *sys.argv])
 
 
 @contextlib.contextmanager
 def slurm() -> Iterator[dict[str, str]]:
     """What a command needs to find a Slurm that ends with this."""
-    sys.path.insert(0, str(ROOT / "tests/python"))
-    from slurm import NODES, Slurm, missing
+    from slurm import Slurm, missing
 
     if lacking := missing():
         sys.exit(f"there is no {', '.join(lacking)}: apt-get install slurm-wlm munge")
-    resolve(NODES)
     with Slurm(gpus=RANKS) as started:
         yield {"SLURM_CONF": started.environment["SLURM_CONF"]}
 
@@ -447,6 +445,8 @@ def main() -> int:
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}")
     if missing := [one for one in asked if not installed(one)]:
         parser.error(f"not installed in {sys.executable}: {', '.join(missing)}")
+    if arguments.slurm:
+        resolve_nodes()
     rows, worse = [], []
     with tempfile.TemporaryDirectory(prefix="ccp", dir="/tmp") as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)

@@ -214,10 +214,10 @@ audit() {
     done
     newest=$(readelf --dyn-syms --wide "$1" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n1)
     [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n1)" = "GLIBC_$glibc" ] || fail "$1 needs $newest"
-    # Cargo, Rust and pip are in folders of the home that begin with a dot; `/root/` alone is also in paths
-    # of other processes' files.
-    for folder in "$PWD/" "$HOME/."; do
-        ! grep --quiet --text --fixed-strings "$folder" "$1" || fail "$1 names $folder, where it was built"
+    for folder in "$PWD" "$HOME"; do
+        # Not the end of `/proc/PID/root/dev/shm`, which is no path of root's home.
+        ! LC_ALL=C grep --only-matching --text --perl-regexp "\\Q$folder\\E/(?!dev/shm)" "$1" >/dev/null ||
+            fail "$1 names $folder, where it was built"
     done
     say "$(basename "$1") needs $needed(at most $newest)"
 }

@@ -221,7 +221,9 @@ def held_out(job, how, more):
     verdict = answer["verdict"]
     right_odd = sorted(verdict.get("odd", [])) == sorted(how["odd"])
     seen = places(answer) + verdict["text"]
-    right_place = any(re.search(rf"\b{re.escape(p)}\b", seen) for p in how["place"])
+    # As a function, as all that is known of a place, or as a task.
+    said = [r"(\bin |\.|\(|\btask ){name}\b", r"\({name} in "]
+    right_place = any(re.search(one.format(name=re.escape(p)), seen) for p in how["place"] for one in said)
     return code, (right_odd, right_place, verdict["cause"], verdict["text"], answer)
 
 

@@ -83,21 +83,15 @@ const NATIVE_COLLECTIVES: [(&str, &[&str]); 3] = [
     ("nvshmem_", &["barrier_all", "finalize", "init", "init_thread", "sync_all"]),
 ];
 
-/// MPI's waits for another rank's message, or its part of one-sided communication, without `MPI_`.
-const MESSAGES: [&str; 22] = [
-    "Bsend",
+/// MPI's waits for a message, without `MPI_`; mpi4py names them so, too.
+const MESSAGES: [&str; 12] = [
+    "Mprobe", "Probe", "Recv", "Rsend", "Send", "Sendrecv", "Ssend", "Wait", "Waitall", "Waitany",
+    "Waitsome", "Bsend",
+];
+
+/// MPI's other waits for one rank's part, mostly of one-sided communication, without `MPI_`.
+const PARTS: [&str; 10] = [
     "Buffer_detach",
-    "Mprobe",
-    "Probe",
-    "Recv",
-    "Rsend",
-    "Send",
-    "Sendrecv",
-    "Ssend",
-    "Wait",
-    "Waitall",
-    "Waitany",
-    "Waitsome",
     "Win_complete",
     "Win_flush",
     "Win_flush_all",
@@ -130,27 +124,17 @@ pub(crate) fn collective(thread: &Thread) -> Option<(String, Option<&Frame>)> {
 
 /// The wait for a message that a line of Python is in, of a library that asks again and again.
 pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
-    const CALLS: [&str; 28] = [
-        "Bsend",
+    // Those for objects, and mpi4py's names of the other waits.
+    const CALLS: [&str; 17] = [
         "Complete",
         "Detach_buffer",
         "Flush",
         "Flush_all",
         "Lock",
         "Lock_all",
-        "Probe",
-        "Recv",
-        "Rsend",
-        "Send",
-        "Sendrecv",
-        "Ssend",
         "Start",
         "Unlock",
         "Unlock_all",
-        "Wait",
-        "Waitall",
-        "Waitany",
-        "Waitsome",
         "probe",
         "recv",
         "send",
@@ -161,7 +145,8 @@ pub(crate) fn message(thread: &Thread) -> Option<&'static str> {
         "waitany",
     ];
     let code = thread.frames.first()?.code.as_deref()?;
-    CALLS.into_iter().find(|name| code.contains(&format!(".{name}(")))
+    let mut calls = MESSAGES.into_iter().chain(CALLS);
+    calls.find(|name| code.contains(&format!(".{name}(")))
 }
 
 /// The wait for a message of another rank that a thread is in, by PyTorch's function.
@@ -199,8 +184,8 @@ pub(crate) fn native(thread: &Thread) -> Option<Native> {
         };
         let together = NATIVE_COLLECTIVES.iter();
         let together = together.filter_map(|(prefix, names)| called(prefix, names)).next();
-        let message = || called("MPI_", &MESSAGES).map(Native::Message);
-        together.map(Native::Collective).or_else(message)
+        let message = || called("MPI_", &MESSAGES).or_else(|| called("MPI_", &PARTS));
+        together.map(Native::Collective).or_else(|| message().map(Native::Message))
     })
 }
 

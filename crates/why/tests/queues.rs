@@ -177,3 +177,19 @@ fn a_thread_of_the_workers_own_that_wakes_up_for_a_moment_explains_no_lock() {
     job.processes[2].threads[2] = wakes(300);
     assert_eq!(told(&job).1, Some(Kind::Works), "it may be one of the task's");
 }
+
+#[test]
+fn a_paused_worker_explains_tasks_that_only_it_may_run_and_no_others() {
+    let held = |why: &str| {
+        let held = vec![Held { name: "score".into(), why: why.into(), for_ms: Some(60_000) }];
+        let paused = vec![Paused { rank: "gpu1".into(), why: "Dask has paused".into() }];
+        told(&cluster(None, Tasks { unplaced: 1, held, paused, ..Tasks::default() }))
+    };
+    let (standing, cause, odd, text) = held("it must run on gpu0 or gpu1");
+    assert_eq!((standing, cause, &*odd), (Standing::Waiting, Some(Kind::Memory), "gpu1"));
+    assert!(text.contains("tasks wait for gpu1, which Dask has paused"), "{text}");
+    for other in ["it must run on gpu10", "it needs gpu=8, and the most is 2"] {
+        let (standing, cause, odd, _) = held(other);
+        assert_eq!((standing, cause, &*odd), (Standing::Stalled, Some(Kind::Unplaced), ""));
+    }
+}

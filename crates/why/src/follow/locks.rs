@@ -71,11 +71,8 @@ impl<'a> Walk<'a> {
         sharers: Option<&[Holder]>,
         visited: &mut Visited,
     ) -> Condition {
-        let lock = |one: &Thread| {
-            let waits = one.call.as_ref().map(|call| &call.waits);
-            one.waits_begun == 0 && matches!(waits, Some(Waits::Lock { timed: false, .. }))
-        };
-        let ever = |process: &Process| process.threads.iter().all(lock);
+        let ever =
+            |process: &Process| process.threads.iter().all(|one| lock_for_ever(one).is_some());
         let own = |holder: &Holder| holder.rank.as_deref() == Some(self.rank);
         let all = |holders: &[Holder]| {
             let process = |holder: &Holder| self.evidence.process(holder.pid);
@@ -143,8 +140,13 @@ fn waits_for_a_lock(thread: &Thread) -> bool {
 
 /// Nothing but another thread of its process ends this wait.
 fn waits_for_ever(thread: &Thread) -> bool {
-    matches!(
-        thread.call.as_ref().map(|call| &call.waits),
-        Some(Waits::Lock { shared: false, timed: false, .. })
-    ) && thread.waits_begun == 0
+    lock_for_ever(thread) == Some(false)
+}
+
+/// Whether the lock for which a thread waits without a limit is one of several processes.
+fn lock_for_ever(thread: &Thread) -> Option<bool> {
+    match thread.call.as_ref()?.waits {
+        Waits::Lock { shared, timed: false, .. } if thread.waits_begun == 0 => Some(shared),
+        _ => None,
+    }
 }

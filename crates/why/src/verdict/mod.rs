@@ -153,7 +153,7 @@ impl Roots {
 
     /// Whether others may ask again and again for what one in this condition will do.
     fn may_be_asked(condition: &Condition) -> bool {
-        let does = matches!(condition.kind, Kind::Works | Kind::Device | Kind::Deadlock);
+        let does = matches!(condition.kind, Kind::Works | Kind::Device);
         does || condition.kind > Kind::Sleeps && is_long(condition.for_ms) && !soon(condition)
     }
 
@@ -163,10 +163,9 @@ impl Roots {
     }
 
     fn standing(&self, root: &Condition) -> Standing {
-        let certain = matches!(root.kind, Kind::Gone | Kind::Stopped | Kind::Deadlock);
         match by_root(root, self.waiting, self.works) {
-            // Those that ask may do something else as well.
-            Standing::Stalled if self.asked && !certain => Standing::Waiting,
+            // The short sleeps that it comes behind may be something else than questions.
+            Standing::Stalled if self.asked && root.kind > Kind::Sleeps => Standing::Waiting,
             standing => standing,
         }
     }

@@ -33,8 +33,13 @@ pub(super) fn alone(tasks: &Tasks) -> Found {
         let standing = if paused.is_some() { Standing::Waiting } else { Standing::CannotTell };
         return (standing, paused.map(|_| Kind::Memory), vec![task.rank.clone()], text);
     }
-    if let Some(Paused { rank, why }) = tasks.paused.first().filter(|_| tasks.unplaced > 0) {
-        let text = format!("{rank} {why}");
+    // Where a worker is asked for by name and takes no tasks.
+    let asked_for = |one: &&Paused| {
+        let mut held = tasks.held.iter();
+        held.any(|held| held.why.split([' ', ',']).any(|word| word == one.rank))
+    };
+    if let Some(Paused { rank, why }) = tasks.paused.iter().find(asked_for) {
+        let text = format!("tasks wait for {rank}, which {why}");
         return (Standing::Waiting, Some(Kind::Memory), vec![rank.clone()], text);
     }
     if tasks.unplaced > 0 {

@@ -8,11 +8,15 @@ fn who_asks_again_and_again_waits_for_whom_has_waited_for_long() {
     let with = |main: Thread| job(vec![vec![asks()], vec![main], vec![asks()]]);
     let (standing, cause, odd) = told(&with(waits(lock(false), &[("/job/train.py", "merge")])));
     assert_eq!((standing, cause, &*odd), (Standing::Stalled, Some(Kind::Deadlock), "gpu1"));
+    // A frozen one is the cause whoever works or asks beside it.
+    let works = || Thread { state: State::Running, cpu_ms: 400, ..Thread::default() };
+    let mut frozen = job(vec![vec![asks()], vec![barrier()], vec![works()]]);
+    frozen.processes[1].group = Some(Group { frozen: Some(true), ..Group::default() });
+    assert_eq!(told(&frozen), gpu1(Standing::Stalled, Kind::Frozen));
     // Those that ask may do something else as well.
     let child = waits(Waits::Child { pid: Some(3) }, &[("/job/train.py", "merge")]);
     assert_eq!(told(&with(child)), (Standing::Waiting, Some(Kind::Child), "gpu1".to_owned()));
-    let works = Thread { state: State::Running, cpu_ms: 400, ..Thread::default() };
-    assert_eq!(told(&with(works)).1, Some(Kind::Works));
+    assert_eq!(told(&with(works())).1, Some(Kind::Works));
     assert_eq!(
         told(&with(asks())),
         (Standing::Waiting, Some(Kind::Sleeps), "gpu0 gpu1 gpu2".into())
