@@ -34,6 +34,8 @@ Examples:
   cuda-cluster doctor --bandwidth                  # how fast data moves, without UCX
   cuda-cluster doctor --for nccl                   # settings for other launchers
   cuda-cluster doctor -o json")]
+// It looks at this machine, or at a record of one.
+#[command(mut_arg("topology", |arg| arg.hide(true)), mut_arg("simulate", |arg| arg.hide(true)))]
 pub(super) struct Arguments {
     #[command(flatten)]
     asked: Asked,
