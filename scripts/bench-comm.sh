@@ -5,7 +5,7 @@
 #
 #   scripts/bench-comm.sh [TURNS [CANDIDATE ...]]                  9; tcp direct copied fresh ucxx
 #   scripts/bench-comm.sh --graphs WORKERS TURNS [CANDIDATE ...]   tcp direct
-#   scripts/bench-comm.sh --cold TURNS [CANDIDATE ...]             tcp direct; new workers each turn
+#   scripts/bench-comm.sh --cold TURNS [CANDIDATE ...]             tcp direct; new workers each turn, busy and idle
 #   scripts/bench-comm.sh --where WORKERS TURNS [CANDIDATE ...]    tcp direct; CPU by what uses it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

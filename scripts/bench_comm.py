@@ -13,8 +13,8 @@ workers, and the ratios to the first candidate: medians of the ratios of each tu
     bench_comm.py --cold 5 tcp direct                   # new workers, COLD messages of each size
 
 With `--cold`, each turn starts a cluster for each candidate, one after the other, and sends a few
-messages of each size in order. What counts of a turn is their mean, and the first
-alone.
+messages of each size in order: at once, and to workers that had nothing to do for some seconds
+before. What counts of a turn is their mean, and the first alone.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ MIB = 1 << 20
 WARM_UP = 5
 #: Messages of each size that new workers exchange.
 COLD = 3
+#: How long new workers have nothing to do before, in seconds.
+IDLE = (0, 3)
 
 #: Name, size of an array in bytes, how many at once. Where the name ends in "read", the receiver
 #: also reads every byte.
@@ -184,6 +186,9 @@ def serve(candidate, workers):
                 took, cpu = move(client, names, *MOVES[name], number, task)
             elif name in TASKS:
                 took = tasks(client, name)
+            elif name.startswith("idle "):
+                took = float(name.removeprefix("idle "))
+                time.sleep(took)
             else:
                 took = graph(name)
             print(json.dumps([took, cpu]), file=answers, flush=True)
@@ -221,7 +226,7 @@ def end(running):
             process.wait()
 
 
-def cold(turns, candidates):
+def cold(turns, candidates, idle):
     """Prints the median of the turns, and of the first message, in milliseconds."""
     names = [name for name in MOVES if not name.endswith("read")]
     seen = {(candidate, name): [] for candidate in candidates for name in names}
@@ -230,14 +235,15 @@ def cold(turns, candidates):
         for candidate in candidates[first:] + candidates[:first]:
             process = start(candidate, 2)
             try:
+                ask_process(process, candidate, f"idle {idle}")
                 for name in names:
                     took = [ask_process(process, candidate, name)[0] for _ in range(COLD)]
                     seen[candidate, name].append(took)
             finally:
                 end({candidate: process})
     print(
-        f"new workers, {turns} turns, {COLD} messages of each size: one message of a turn, the first"
-        f" alone, medians (of the ratios to {candidates[0]})"
+        f"new workers, idle for {idle} s, {turns} turns, {COLD} messages of each size: one message of a"
+        f" turn, the first alone, medians (of the ratios to {candidates[0]})"
     )
     print(f"{'':15}" + "".join(f"{candidate:>40}" for candidate in candidates))
     for name in names:
@@ -293,7 +299,8 @@ if __name__ == "__main__":
         candidates = sys.argv[4:] or ["tcp", "direct"]
         main(int(sys.argv[3]), GRAPHS, int(sys.argv[2]), candidates)
     elif sys.argv[1] == "--cold":
-        cold(int(sys.argv[2]), sys.argv[3:] or ["tcp", "direct"])
+        for idle in IDLE:
+            cold(int(sys.argv[2]), sys.argv[3:] or ["tcp", "direct"], idle)
     else:
         candidates = sys.argv[2:] or ["tcp", "direct", "copied", "fresh", "ucxx"]
         main(int(sys.argv[1]), [*MOVES, *TASKS], 2, candidates)

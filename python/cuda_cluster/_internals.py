@@ -57,6 +57,7 @@ __all__ = [
     "from_frames",
     "get_versions",
     "getaddrinfo",
+    "import_serializers",
     "import_term",
     "nbytes",
     "parse_host_port",
@@ -86,11 +87,12 @@ SEEN = {
         "distributed.objects": "SchedulerInfo",
         "distributed.protocol.cuda": "cuda_deserialize cuda_serialize",
         "distributed.protocol.serialize": "dask_deserialize dask_serialize",
-        "distributed.protocol.serialize.dask_serialize": "_lazy",
+        "distributed.protocol.serialize.dask_serialize": "_lazy dispatch",
         "distributed.system": "MEMORY_LIMIT",
         "distributed.utils": "NoOpAwaitable ensure_memoryview import_term nbytes parse_ports silence_logging_cmgr",
         "distributed.versions": "get_versions",
         "distributed.worker_memory": "WorkerMemoryManager",
+        "distributed.worker_state_machine.WorkerState": "transfer_message_bytes_limit",
         "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_monitor_interval "
         "memory_target_fraction memory_spill_fraction memory_pause_fraction",
     },
@@ -127,3 +129,8 @@ def register_lazily(libraries: tuple[str, ...], register: Callable[[], None]) ->
         for library in libraries:
             if library in registry._lazy:
                 registry._lazy[library] = register
+
+
+def import_serializers(kind: type) -> None:
+    """Has Dask import what serializes a type, which it does when it meets the type."""
+    dask_serialize.dispatch(kind)

@@ -1,4 +1,5 @@
-"""How much memory ``direct://`` holds for later messages, of what Dask lets a worker have.
+"""How much memory ``direct://`` holds for later messages, of what Dask lets a worker have, and how much a
+worker asks another for at once.
 
 What is held counts as memory of the process, by which Dask decides when a worker spills, pauses, and is
 ended. So a worker holds a share of its limit, and nothing once the process has as much as the lowest of
@@ -13,12 +14,12 @@ import functools
 import weakref
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 from dask.utils import parse_bytes
 from distributed import Status
 from tornado.ioloop import PeriodicCallback
 
-from cuda_cluster._internals import CPU_COUNT, MEMORY_LIMIT, WorkerMemoryManager
+from cuda_cluster import _beforehand
+from cuda_cluster._internals import MEMORY_LIMIT, WorkerMemoryManager
 from cuda_cluster._settings import setting
 
 #: Of the memory limit of a worker, or of the machine's memory: at most this is held.
@@ -27,12 +28,12 @@ SHARE = 8
 #: And at most so many bytes.
 MOST = 512 << 20
 
-#: Of the machine's free memory, a worker that starts touches at most this share.
-FREE = 32
+#: On one machine, a worker asks another for so many bytes at once: that takes as long as Dask's own number
+#: over TCP, and each further request a turn of four event loops.
+AT_ONCE = 300_000_000
 
-#: And at most so many bytes for each processor that it may use, which clear the pages: each
-#: GiB can take a second.
-PER_CPU = 64 << 20
+#: Dask's own number. Any other was set by somebody, and holds.
+DASKS_AT_ONCE = 50_000_000
 
 #: The workers of this process that have listened.
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -50,8 +51,9 @@ def bound(direct: Any) -> None:
         _told = now
 
 
-def follow(server: Any, direct: Any) -> None:
-    """Heeds the memory limit of a worker, which may change while it runs."""
+def follow(server: Any, direct: Any, is_loopback: bool) -> None:
+    """Heeds the memory limit of a worker, which may change while it runs. Whether all its peers are on
+    this machine: at most a share of its limit is on its way to it, by Dask's `transfer.memory-fraction`."""
     manager = getattr(server, "memory_manager", None)
     # A nanny's is that of another process.
     if isinstance(manager, WorkerMemoryManager):
@@ -61,7 +63,9 @@ def follow(server: Any, direct: Any) -> None:
         server.periodic_callbacks["direct-memory"] = callback
     bound(direct)
     if isinstance(manager, WorkerMemoryManager):
-        direct.prepare_memory(_prepared())
+        if is_loopback and server.state.transfer_message_bytes_limit == DASKS_AT_ONCE:
+            server.state.transfer_message_bytes_limit = AT_ONCE
+        _beforehand.begin(direct, kept=_bounds()[0])
 
 
 def _bounds() -> tuple[int, int | None]:
@@ -72,15 +76,6 @@ def _bounds() -> tuple[int, int | None]:
     keep = min([MOST, *(limit // SHARE for limit in (MEMORY_LIMIT, *limits))])
     keep = parse_bytes(setting("distributed.comm.direct.keep-memory", keep))
     return keep, min(map(_threshold, limited), default=None)
-
-
-def _prepared() -> int:
-    """How many bytes are touched before the first message: half of what may be held, if the machine
-    has many times as much, and processors for it."""
-    keep, _ = _bounds()
-    available: int = psutil.virtual_memory().available
-    cpus: int = CPU_COUNT
-    return min(keep // 2, available // FREE, PER_CPU * cpus)
 
 
 def _threshold(manager: Any) -> int:

@@ -28,6 +28,9 @@ Configuration, under ``distributed.comm.direct``:
     How much memory a process keeps for later messages, and how much it shares at most (an eighth of
     the machine's and of the worker's memory limit, at most 512 MiB). When a worker has nearly as much
     memory as lets Dask spill, it keeps none.
+
+Where all listen on a loopback address, a worker asks another for 300 MB at once rather than Dask's 50
+(``distributed.worker.transfer.message-bytes-limit``); any other number there holds.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from typing import Any
 
 from dask.utils import parse_timedelta
@@ -241,7 +245,8 @@ class DirectListener(BaseListener, RequireEncryptionMixin):
         sockets.sort(key=lambda sock: sock.family != socket.AF_INET)
         self._bound = sockets[0].getsockname()[:2]
         self._loop = Loop.running()
-        _limits.follow(getattr(self.comm_handler, "__self__", None), _comm)
+        is_loopback = all(ip_address(one.getsockname()[0]).is_loopback for one in sockets)
+        _limits.follow(getattr(self.comm_handler, "__self__", None), _comm, is_loopback)
         for sock in sockets:
             for each in (sock, _listen_unix(sock, backlog)):
                 if each is None:

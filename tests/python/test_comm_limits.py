@@ -226,14 +226,47 @@ def test_a_new_worker_has_memory_for_its_first_messages_within_its_limit(tmp_pat
 
 
 def test_a_worker_touches_no_more_than_the_machine_can_spare(monkeypatch):
-    from cuda_cluster import _limits
+    from cuda_cluster import _beforehand
 
-    keep = 512 << 20
-    monkeypatch.setattr(_limits, "_bounds", lambda: (keep, None))
-    monkeypatch.setattr(_limits, "CPU_COUNT", 64)
-    monkeypatch.setattr(_limits.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30}))
-    assert _limits._prepared() == keep // 2
-    monkeypatch.setattr(_limits, "CPU_COUNT", 2)
-    assert _limits._prepared() == 128 << 20
-    monkeypatch.setattr(_limits.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30}))
-    assert _limits._prepared() == 32 << 20
+    kept = 512 << 20
+    monkeypatch.setattr(_beforehand, "CPU_COUNT", 64)
+    monkeypatch.setattr(_beforehand.psutil, "virtual_memory", lambda: type("", (), {"available": 64 << 30}))
+    assert _beforehand.touched(kept) == kept // 2
+    monkeypatch.setattr(_beforehand, "CPU_COUNT", 1)
+    assert _beforehand.touched(kept) == 128 << 20
+    monkeypatch.setattr(_beforehand.psutil, "virtual_memory", lambda: type("", (), {"available": 1 << 30}))
+    assert _beforehand.touched(kept) == 16 << 20
+
+
+def test_a_new_worker_has_what_serializes_arrays_before_the_first_is_sent():
+    def loaded():
+        import sys
+
+        return "distributed.protocol.numpy" in sys.modules
+
+    with LocalCluster(
+        protocol="direct", n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster, Client(cluster) as client:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not all(client.run(loaded).values()):
+            assert time.monotonic() < deadline, client.run(loaded)
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("host", "asked", "at_once"),
+    [
+        ("127.0.0.1", None, 300_000_000),
+        ("127.0.0.1", "20MB", 20_000_000),
+        # Others may be far away.
+        ("0.0.0.0", None, 50_000_000),
+    ],
+)
+def test_a_worker_asks_for_more_at_once_where_all_are_near(host, asked, at_once):
+    async def limit():
+        async with Scheduler(protocol="direct", host=host, port=0, dashboard_address=None) as scheduler:
+            async with Worker(scheduler.address, host=host, protocol="direct") as worker:
+                return worker.state.transfer_message_bytes_limit
+
+    with dask.config.set({"distributed.worker.transfer.message-bytes-limit": asked or "50MB"}):
+        assert asyncio.run(limit()) == at_once

@@ -7,7 +7,9 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
+use nix::sys::mman::{
+    MRemapFlags, MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, mremap, munmap,
+};
 use nix::unistd::{SysconfVar, sysconf};
 
 /// The smallest page of any machine that CUDA and UCX run on, in bytes. Writing to every so many
@@ -79,6 +81,39 @@ impl Pages {
         self.start = unsafe { start.add(len) };
         self.len -= len;
         Self { start, len }
+    }
+
+    /// Adds pages that lie behind these, or gives them back if they lie elsewhere.
+    pub(super) fn join(&mut self, next: Self) -> Option<Self> {
+        // Behind no pages lies nothing.
+        if self.len == 0 || self.start.addr().get() + self.len != next.start.addr().get() {
+            return Some(next);
+        }
+        self.len += next.len;
+        std::mem::forget(next);
+        None
+    }
+
+    /// Moves them, with what they hold, to where untouched pages follow: `len` bytes in all. They
+    /// were mapped at once.
+    ///
+    /// # Errors
+    /// If there is no memory; nothing has moved then.
+    pub(super) fn grow(&mut self, len: usize) -> io::Result<()> {
+        assert!(self.len <= len, "larger");
+        let mut larger = Self::new(len)?;
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        let (from, to) = (self.start.cast(), larger.start.cast());
+        // SAFETY: both places are their own pages', to which nobody refers.
+        let moved = unsafe { mremap(from, self.len, self.len, flags, Some(to)) };
+        if let Err(error) = moved {
+            // The kernel may have unmapped the place before it failed; it may be anybody's now.
+            std::mem::forget(larger.cut(self.len));
+            return Err(error.into());
+        }
+        // Nothing is mapped any more where they were.
+        std::mem::forget(std::mem::replace(self, larger));
+        Ok(())
     }
 
     /// Where they begin.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::pace::Pace;
 use super::pages::{HUGE, Pages};
 use super::pool::{Kind, Pool, Region};
-use super::reserve::Reserve;
+use super::reserve::{Reserve, Untouched};
 use super::sizes::Sizes;
 
 /// How long a pool keeps memory that was touched before anybody asked for it.
@@ -35,14 +35,12 @@ impl Pool {
         }
     }
 
-    /// Part of the reserve. Large regions begin at a huge page.
+    /// Part of the reserve, or all of it and new pages. Large regions begin at a huge page.
     pub(super) fn cut(&self, size: usize) -> Option<Region> {
         let pages = {
             let mut reserve = self.reserve();
             let pages = reserve.as_mut()?.cut(size.checked_next_multiple_of(HUGE)?);
-            if reserve.as_ref().is_some_and(|reserve| reserve.touched() == 0) {
-                *reserve = None;
-            }
+            reserve.take_if(|reserve| reserve.touched() == 0);
             pages
         };
         Some(self.part(pages?, size))
@@ -59,30 +57,45 @@ impl Pool {
 
     /// Touches so many bytes for blocks to come, if it may hold them and the process has room. They
     /// go back to the system after a minute, or as soon as the process has too much. Takes long,
-    /// and pauses while others need the processors: for a thread of its own. Ends with fewer bytes
-    /// when the first block is asked for: from then on, it would only be in the way.
+    /// and pauses while others need the processors: for a thread of its own. The first block that
+    /// is asked for has what is touched by then, and ends it: from then on, it would only be in the
+    /// way.
     ///
     /// # Errors
     /// If there is no memory.
     pub fn prepare(&self, bytes: usize) -> io::Result<()> {
         let may = |more: usize| {
-            bytes <= self.limits.keep().saturating_sub(self.kept()) && self.limits.excess(more) == 0
+            more <= self.limits.keep().saturating_sub(self.kept()) && self.limits.excess(more) == 0
         };
         if bytes < HUGE || cfg!(miri) || !may(bytes) {
             return Ok(());
         }
         self.asked.store(false, Ordering::Relaxed);
-        let is_early = || may(0) && !self.asked.load(Ordering::Relaxed);
+        let mut untouched = Untouched::new(bytes)?;
         let mut pace = Pace::new();
-        if let Some(reserve) = Reserve::touch(bytes, || pace.goes_on() && is_early())?
-            && may(0)
+        while pace.goes_on()
+            && !self.asked.load(Ordering::Relaxed)
+            && may(untouched.len())
+            && let Some(pages) = untouched.touch()
         {
-            let before = self.reserve().replace(reserve);
-            drop(before);
-            self.free_up(0);
+            self.keep_touched(pages);
+        }
+        self.free_up(0);
+        Ok(())
+    }
+
+    /// Adds pages to the reserve, which they begin if it is elsewhere.
+    fn keep_touched(&self, pages: Pages) {
+        let before = {
+            let mut reserve = self.reserve();
+            match reserve.as_mut() {
+                Some(one) => one.extend(pages).map(|pages| reserve.replace(Reserve::new(pages))),
+                None => Some(reserve.replace(Reserve::new(pages))),
+            }
+        };
+        if before.is_some() {
             self.wake();
         }
-        Ok(())
     }
 
     /// The reserve, if nobody has needed it for long; else when that will be.

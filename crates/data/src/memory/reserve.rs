@@ -3,63 +3,86 @@
 //! A process that has just started has no memory to use again, and the faults of its first messages
 //! take longer than their copies. Does not decide how much is touched, nor when it goes back.
 //!
-//! *Invariant:* the touched bytes are the first ones, and what is cut off is never part of it
-//! again.
+//! *Invariant:* who touches pages owns them, until they are a reserve's, all of which are touched.
 
 use std::io;
 use std::time::Instant;
 
 use super::pages::{HUGE, PAGE, Pages};
 
-/// Pages of which the first are touched.
+/// Pages that are touched one step after the other.
+#[derive(Debug)]
+pub(super) struct Untouched(Pages);
+
+/// Pages that have been touched.
 #[derive(Debug)]
 pub(super) struct Reserve {
     pages: Pages,
-    touched: usize,
     pub(super) since: Instant,
 }
 
-impl Reserve {
-    /// Touches so many bytes, in steps, or fewer if `goes_on` says so before one of them. None if
-    /// that is the first.
+impl Untouched {
+    /// At most so many bytes.
     ///
     /// # Errors
     /// If there is no memory.
-    pub(super) fn touch(
-        bytes: usize,
-        mut goes_on: impl FnMut() -> bool,
-    ) -> io::Result<Option<Self>> {
-        let mut touched = bytes - bytes % HUGE;
-        // What is cut off last may be larger than what is left of the touched ones.
-        let whole = touched.checked_mul(2).filter(|whole| *whole > 0);
-        let pages = Pages::new(whole.ok_or(io::ErrorKind::InvalidInput)?)?;
-        for step in (0..touched).step_by(HUGE) {
-            if !goes_on() {
-                touched = step;
-                break;
-            }
-            // One write a page, not one call for all: a call would keep other threads of the
-            // process from mapping memory for as long as it takes.
-            for at in (step..step + HUGE).step_by(PAGE) {
-                // SAFETY: within the pages, which nobody else has.
-                unsafe { pages.start().add(at).write_volatile(0) };
-            }
+    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+        let whole = bytes - bytes % HUGE;
+        if whole == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok((touched > 0).then(|| Self { pages, touched, since: Instant::now() }))
+        Pages::new(whole).map(Self)
     }
 
-    /// The first bytes, of which at least half have been touched.
-    pub(super) fn cut(&mut self, len: usize) -> Option<Pages> {
-        if len == 0 || len / 2 > self.touched || len > self.pages.len() {
+    /// Bytes that are left.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Touches the next pages, which lie behind the ones before.
+    pub(super) fn touch(&mut self) -> Option<Pages> {
+        if self.len() == 0 {
             return None;
         }
-        self.touched = self.touched.saturating_sub(len);
-        Some(self.pages.cut(len))
+        let pages = self.0.cut(HUGE);
+        // One write a page, not one call for all: a call would keep other threads of the process
+        // from mapping memory for as long as it takes.
+        for at in (0..HUGE).step_by(PAGE) {
+            // SAFETY: within the pages, which nobody else has.
+            unsafe { pages.start().add(at).write_volatile(0) };
+        }
+        Some(pages)
+    }
+}
+
+impl Reserve {
+    pub(super) fn new(touched: Pages) -> Self {
+        Self { pages: touched, since: Instant::now() }
+    }
+
+    /// Has these, too, or gives them back if they do not lie behind its own.
+    pub(super) fn extend(&mut self, touched: Pages) -> Option<Pages> {
+        self.since = Instant::now();
+        self.pages.join(touched)
+    }
+
+    /// The first bytes. If it has fewer, all of them, moved to where untouched ones follow.
+    pub(super) fn cut(&mut self, len: usize) -> Option<Pages> {
+        let touched = self.touched();
+        if len == 0 || touched == 0 {
+            return None;
+        }
+        let mut pages = self.pages.cut(len.min(touched));
+        if len > touched && pages.grow(len).is_err() {
+            self.pages = pages;
+            return None;
+        }
+        Some(pages)
     }
 
     /// Bytes that have been touched.
     pub(super) fn touched(&self) -> usize {
-        self.touched
+        self.pages.len()
     }
 }
 
@@ -67,16 +90,25 @@ impl Reserve {
 mod tests {
     use super::*;
 
+    fn touched(steps: usize) -> Reserve {
+        let mut untouched = Untouched::new(steps * HUGE).unwrap();
+        let mut reserve = Reserve::new(untouched.touch().unwrap());
+        while let Some(pages) = untouched.touch() {
+            assert!(reserve.extend(pages).is_none(), "they lie behind each other");
+        }
+        reserve
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "Miri unmaps only what was mapped at once")]
     fn what_is_cut_off_outlives_the_reserve_and_is_nobody_elses() {
-        let mut reserve = Reserve::touch(4 * HUGE, || true).unwrap().unwrap();
+        let mut reserve = touched(4);
         let (one, other) = (reserve.cut(HUGE).unwrap(), reserve.cut(2 * HUGE).unwrap());
         assert_eq!(one.start().addr().get() + HUGE, other.start().addr().get());
         assert_eq!(reserve.touched(), HUGE);
-        assert!(reserve.cut(4 * HUGE).is_none(), "most of it would be new");
-        let last = reserve.cut(2 * HUGE).unwrap();
+        let last = reserve.cut(HUGE).unwrap();
         assert_eq!(reserve.touched(), 0);
+        assert!(reserve.cut(HUGE).is_none());
         drop((reserve, one));
         for pages in [&other, &last] {
             // SAFETY: its own bytes.
@@ -85,12 +117,34 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_touching_when_told() {
-        assert!(Reserve::touch(4 * HUGE, || false).unwrap().is_none());
-        let mut steps = 0..3;
-        let part = Reserve::touch(4 * HUGE, || steps.next().is_some()).unwrap().unwrap();
-        assert_eq!(part.touched(), 3 * HUGE);
-        assert!(Reserve::touch(HUGE - 1, || true).is_err(), "less than one step");
-        assert!(Reserve::touch(usize::MAX, || true).is_err());
+    #[cfg_attr(miri, ignore = "Miri does not move memory")]
+    fn touched_pages_that_are_too_few_begin_larger_ones_and_keep_their_bytes() {
+        let mut reserve = touched(3);
+        let first = reserve.pages.start();
+        // SAFETY: its own bytes.
+        unsafe { first.write_bytes(7, 3 * HUGE) };
+        let pages = reserve.cut(8 * HUGE).unwrap();
+        assert_eq!((reserve.touched(), pages.len()), (0, 8 * HUGE));
+        assert!(pages.start().addr().get().is_multiple_of(HUGE));
+        // SAFETY: its own bytes, and nobody writes them.
+        let bytes = unsafe { std::slice::from_raw_parts(pages.start().as_ptr(), pages.len()) };
+        assert!(bytes[..3 * HUGE].iter().all(|byte| *byte == 7));
+        assert!(bytes[3 * HUGE..].iter().all(|byte| *byte == 0));
+        assert!(reserve.cut(usize::MAX - HUGE + 1).is_none(), "nothing is left");
+        let mut reserve = touched(1);
+        assert!(reserve.cut(usize::MAX - HUGE + 1).is_none(), "more than there is");
+        assert_eq!(reserve.touched(), HUGE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri unmaps only what was mapped at once")]
+    fn pages_of_another_place_are_given_back() {
+        let mut reserve = touched(1);
+        let mut elsewhere = Untouched::new(2 * HUGE).unwrap();
+        drop(elsewhere.touch());
+        assert!(reserve.extend(elsewhere.touch().unwrap()).is_some());
+        assert_eq!(reserve.touched(), HUGE);
+        assert!(Untouched::new(HUGE - 1).is_err(), "less than one step");
+        assert!(Untouched::new(usize::MAX).is_err());
     }
 }
