@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 
 /// How long a thread pauses that was kept waiting during a step; twice as long each time in a row.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// At most so long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
