@@ -1,5 +1,7 @@
 """What a worker over ``direct://`` does before its first message, so that it takes no longer than later ones:
-touches memory, and imports Dask's serializers for NumPy. Together that takes as long as a large message.
+touches memory, and imports Dask's serializers for NumPy. Together that takes as long as a large message. Where
+the process is a nanny's, the collector of cycles leaves alone what is there by then, modules above all:
+looking at it again and again takes a tenth of the receiver's time where messages have thousands of parts.
 
 *Invariant:* nothing here waits, and nothing that fails here is told: who needs it is told then.
 """
@@ -7,6 +9,8 @@ touches memory, and imports Dask's serializers for NumPy. Together that takes as
 from __future__ import annotations
 
 import contextlib
+import gc
+import multiprocessing
 import sys
 import threading
 from typing import Any
@@ -26,9 +30,7 @@ PER_CPU = 128 << 20
 def begin(direct: Any, kept: int) -> None:
     """Begins, for a worker that may hold so many bytes."""
     direct.prepare_memory(touched(kept))
-    # Dask imports it itself where it is installed; this does not, as it takes memory.
-    if "numpy" in sys.modules:
-        threading.Thread(target=_import_serializers, name="serializers", daemon=True).start()
+    threading.Thread(target=_prepare_python, name="prepares", daemon=True).start()
 
 
 def touched(kept: int) -> int:
@@ -39,6 +41,11 @@ def touched(kept: int) -> int:
     return min(kept // 2, available // FREE, PER_CPU * cpus)
 
 
-def _import_serializers() -> None:
-    with contextlib.suppress(Exception):
-        import_serializers(sys.modules["numpy"].ndarray)
+def _prepare_python() -> None:
+    # Dask imports it itself where it is installed; this does not, as it takes memory.
+    if "numpy" in sys.modules:
+        with contextlib.suppress(Exception):
+            import_serializers(sys.modules["numpy"].ndarray)
+    # A nanny's child. The launcher's workers have done so; a program's own process has objects of its own.
+    if multiprocessing.parent_process() is not None:
+        gc.freeze()

@@ -238,19 +238,23 @@ def test_a_worker_touches_no_more_than_the_machine_can_spare(monkeypatch):
     assert _beforehand.touched(kept) == 16 << 20
 
 
-def test_a_new_worker_has_what_serializes_arrays_before_the_first_is_sent():
-    def loaded():
+@pytest.mark.parametrize("processes", [True, False])
+def test_a_new_worker_prepares_python_for_arrays_and_its_own_process_for_long_messages(processes):
+    def prepared():
+        import gc
         import sys
 
-        return "distributed.protocol.numpy" in sys.modules
+        return "distributed.protocol.numpy" in sys.modules, gc.get_freeze_count() > 10_000
 
+    assert gc.get_freeze_count() == 0
     with LocalCluster(
-        protocol="direct", n_workers=2, threads_per_worker=1, dashboard_address=None
+        protocol="direct", n_workers=2, threads_per_worker=1, processes=processes, dashboard_address=None
     ) as cluster, Client(cluster) as client:  # fmt: skip
         deadline = time.monotonic() + 60
-        while not all(client.run(loaded).values()):
-            assert time.monotonic() < deadline, client.run(loaded)
+        while set(client.run(prepared).values()) != {(True, processes)}:
+            assert time.monotonic() < deadline, client.run(prepared)
             time.sleep(0.1)
+    assert gc.get_freeze_count() == 0, "this process is no worker's own"
 
 
 @pytest.mark.parametrize(
