@@ -209,7 +209,7 @@ on_systems() {
             check "$release: the wheel plans in Python, and Dask finds its communication" in_system "$release" ann '
                 demo/bin/python -c "
 import cuda_cluster, cuda_cluster.dask, distributed.comm.registry as registry
-print(len(cuda_cluster.plan(topology=\"dgx-h100\")[\"workers\"]))
+print(len(cuda_cluster.plan(topology=\"dgx-h100\").workers))
 registry.get_backend(\"direct\")"'
         fi
         rm -rf "$work/$release.used"
