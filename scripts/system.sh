@@ -4,7 +4,7 @@
 #
 #   scripts/system.sh RELEASE DIRECTORY [PACKAGE,PACKAGE …]      for example bookworm or noble
 #   ARCHITECTURE=arm64    a Debian for that. It is only unpacked, as none of its programs runs here: dpkg
-#                         knows its packages as installed, but what they do when they are has not been done
+#                         knows its packages as installed, but of what they do when they are, little has been done
 set -euo pipefail
 fail() { printf 'system: %s\n' "$*" >&2; exit 1; }
 [ $# -ge 2 ] || fail "needs a release and a directory; see the top of $0"
@@ -50,6 +50,10 @@ unpacked() {
     for name in passwd group; do
         cp "$1/usr/share/base-passwd/$name.master" "$1/etc/$name"
     done
+    # As ca-certificates does when it is installed; pip doesn't start without the file.
+    if [ -d "$1/usr/share/ca-certificates" ]; then
+        cat "$1"/usr/share/ca-certificates/*/*.crt >"$1/etc/ssl/certs/ca-certificates.crt"
+    fi
 }
 
 echo "fetching $release"
