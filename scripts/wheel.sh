@@ -12,7 +12,7 @@
 #                               as root, with what scripts/setup.sh --arm installs, or with a Rust that
 #                               has the target
 #
-# Two builds of a commit with the same Rust are the same, byte for byte. Takes about ten minutes on
+# Two builds of a commit with the same Rust are the same, byte for byte. Takes a quarter of an hour on
 # two cores. Needs what scripts/setup.sh installs; maturin and zig come from PyPI, hwloc from Debian.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,6 @@
 """What a worker over ``direct://`` does before its first message, so that it takes no longer than later ones:
-touches memory, and imports Dask's serializers for NumPy. Together that takes as long as a large message. Where
-the process is a nanny's, the collector of cycles leaves alone what is there by then, modules above all:
-looking at it again and again takes a tenth of the receiver's time where messages have thousands of parts.
+touches memory, and imports Dask's serializers for NumPy. Together that takes as long as a large message. In a
+process of a nanny's, Python's garbage collector no longer looks at what is there by then, modules above all.
 
 *Invariant:* nothing here waits, and nothing that fails here is told: who needs it is told then.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import multiprocessing
 import sys
 import threading
 from typing import Any
@@ -27,10 +25,16 @@ FREE = 64
 PER_CPU = 128 << 20
 
 
-def begin(direct: Any, kept: int) -> None:
+def begin(worker: Any, direct: Any, kept: int) -> None:
     """Begins, for a worker that may hold so many bytes."""
     direct.prepare_memory(touched(kept))
-    threading.Thread(target=_prepare_python, name="prepares", daemon=True).start()
+    # Before there is any object of a task. The launcher's workers have done so, and another program's own
+    # process has objects of its own.
+    if worker.nanny is not None:
+        gc.freeze()
+    # Dask imports it itself where it is installed; this does not, as it takes memory.
+    if "numpy" in sys.modules:
+        threading.Thread(target=_import_serializers, name="serializers", daemon=True).start()
 
 
 def touched(kept: int) -> int:
@@ -41,11 +45,6 @@ def touched(kept: int) -> int:
     return min(kept // 2, available // FREE, PER_CPU * cpus)
 
 
-def _prepare_python() -> None:
-    # Dask imports it itself where it is installed; this does not, as it takes memory.
-    if "numpy" in sys.modules:
-        with contextlib.suppress(Exception):
-            import_serializers(sys.modules["numpy"].ndarray)
-    # A nanny's child. The launcher's workers have done so; a program's own process has objects of its own.
-    if multiprocessing.parent_process() is not None:
-        gc.freeze()
+def _import_serializers() -> None:
+    with contextlib.suppress(Exception):
+        import_serializers(sys.modules["numpy"].ndarray)

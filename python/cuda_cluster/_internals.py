@@ -91,10 +91,11 @@ SEEN = {
         "distributed.system": "MEMORY_LIMIT",
         "distributed.utils": "NoOpAwaitable ensure_memoryview import_term nbytes parse_ports silence_logging_cmgr",
         "distributed.versions": "get_versions",
+        "distributed.worker.Worker": "nanny",
         "distributed.worker_memory": "WorkerMemoryManager",
-        "distributed.worker_state_machine.WorkerState": "transfer_message_bytes_limit",
         "distributed.worker_memory.WorkerMemoryManager": "memory_limit memory_monitor_interval "
         "memory_target_fraction memory_spill_fraction memory_pause_fraction",
+        "distributed.worker_state_machine.WorkerState": "transfer_message_bytes_limit",
     },
 }
 

@@ -29,7 +29,7 @@ SHARE = 8
 MOST = 512 << 20
 
 #: On one machine, a worker asks another for so many bytes at once: that takes as long as Dask's own number
-#: over TCP, and each further request a turn of four event loops.
+#: over TCP, and each further request a turn of the event loops of both.
 AT_ONCE = 300_000_000
 
 #: Dask's own number. Any other was set by somebody, and holds.
@@ -52,8 +52,9 @@ def bound(direct: Any) -> None:
 
 
 def follow(server: Any, direct: Any, is_loopback: bool) -> None:
-    """Heeds the memory limit of a worker, which may change while it runs. Whether all its peers are on
-    this machine: at most a share of its limit is on its way to it, by Dask's `transfer.memory-fraction`."""
+    """Heeds the memory limit of a worker, which may change while it runs. One that listens on loopback
+    addresses alone has all its peers on this machine, and asks them for more at once; Dask bounds what is
+    on its way to a worker by `transfer.memory-fraction` all the same."""
     manager = getattr(server, "memory_manager", None)
     # A nanny's is that of another process.
     if isinstance(manager, WorkerMemoryManager):
@@ -65,7 +66,7 @@ def follow(server: Any, direct: Any, is_loopback: bool) -> None:
     if isinstance(manager, WorkerMemoryManager):
         if is_loopback and server.state.transfer_message_bytes_limit == DASKS_AT_ONCE:
             server.state.transfer_message_bytes_limit = AT_ONCE
-        _beforehand.begin(direct, kept=_bounds()[0])
+        _beforehand.begin(server, direct, kept=_bounds()[0])
 
 
 def _bounds() -> tuple[int, int | None]:

@@ -155,9 +155,9 @@ def test_no_depth_of_calls_is_slow_for_want_of_room(cluster, client):
     def worst():
         return max(map(at, range(500)))
 
-    # Without it, frames lie in pieces of 16 KiB, of which one is taken and given back by each call. Ubuntu's
-    # Python 3.12 and 3.14 do not show it.
-    assert sys.version_info[:2] != (3, 11) or worst() >= 1000
+    # Without it, frames lie in pieces of 16 KiB, of which one is taken and given back by each call. Python 3.10
+    # has no such pieces; 3.12 and 3.14 of Ubuntu, and 3.14 and 3.15 of Debian, do not show it.
+    assert sys.version_info[:2] not in {(3, 11), (3, 13)} or worst() >= 1000
     assert all(pages < 100 for pages in client.run(worst).values())
     assert client.run_on_scheduler(worst) < 100
 

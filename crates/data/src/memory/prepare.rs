@@ -86,16 +86,17 @@ impl Pool {
 
     /// Adds pages to the reserve, which they begin if it is elsewhere.
     fn keep_touched(&self, pages: Pages) {
-        let before = {
-            let mut reserve = self.reserve();
-            match reserve.as_mut() {
-                Some(one) => one.extend(pages).map(|pages| reserve.replace(Reserve::new(pages))),
-                None => Some(reserve.replace(Reserve::new(pages))),
-            }
+        let mut reserve = self.reserve();
+        let elsewhere = match reserve.as_mut() {
+            Some(one) => one.extend(pages),
+            None => Some(pages),
         };
-        if before.is_some() {
-            self.wake();
-        }
+        let Some(pages) = elsewhere else { return };
+        let before = reserve.replace(Reserve::new(pages));
+        drop(reserve);
+        // Unmapping takes time: not under a lock.
+        drop(before);
+        self.wake();
     }
 
     /// The reserve, if nobody has needed it for long; else when that will be.
@@ -113,7 +114,7 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::memory::{Block, KEEP, Limits, POOLED};
@@ -145,6 +146,28 @@ mod tests {
         limits.set(0, usize::MAX);
         pool.prepare(8 << 20).unwrap();
         assert_eq!(pool.kept(), 0, "nothing is to be kept");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri unmaps only what was mapped at once")]
+    fn a_block_that_is_asked_for_meanwhile_has_what_is_touched_by_then_and_no_more_is_touched() {
+        let pool = Pool::new(&Limits::new(64 << 20));
+        let (asks, first) = (Arc::downgrade(&pool), Arc::new(Mutex::new(None)));
+        let given = Arc::clone(&first);
+        // The pool says so when the first pages are touched.
+        pool.wake_with(move || {
+            // It says so again when a part goes back, while the block is taken.
+            if let Ok(mut given) = given.try_lock()
+                && given.is_none()
+            {
+                *given = asks.upgrade().map(|pool| pool.take(3 << 20).unwrap());
+            }
+        });
+        pool.prepare(32 << 20).unwrap();
+        assert_eq!(pool.kept(), 1 << 20, "the rest of two huge pages");
+        let mut block = first.lock().unwrap().take().unwrap();
+        assert!(block.bytes().iter().all(|byte| *byte == 0));
+        block.bytes_mut().fill(7);
     }
 
     #[test]

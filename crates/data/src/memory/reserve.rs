@@ -25,13 +25,9 @@ impl Untouched {
     /// At most so many bytes.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If there is no memory, or not one step of it is asked for.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
-        let whole = bytes - bytes % HUGE;
-        if whole == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Pages::new(whole).map(Self)
+        Pages::new(bytes - bytes % HUGE).map(Self)
     }
 
     /// Bytes that are left.
